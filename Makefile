@@ -1,0 +1,49 @@
+# A fresh machine needs Python 3.11 and make; every target makes .venv when it is missing.
+#
+#   make test     the test suite               make demo     a put, list, get, clear to look at
+#   make lint     ruff and pyright             make bench    this project against TransferQueue
+#   make setup    only the environment         make clean    remove what the others made
+
+PYTHON ?= python3.11
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check
+
+DEV    := $(VENV)/.installed-dev
+BENCH  := $(VENV)/.installed-bench
+
+.PHONY: setup test lint demo bench clean
+
+setup: $(DEV)
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself: the largest download, and the one whose build (CPU or CUDA) a
+# machine's own pip settings choose. Nothing later may replace it.
+$(DEV): pyproject.toml constraints.txt | $(PY)
+	$(PIP) install --quiet -c constraints.txt torch
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(BENCH): $(DEV)
+	$(PIP) install --quiet -c constraints.txt -e '.[bench]'
+	touch $@
+
+test: $(DEV)
+	$(PY) -m pytest $(TEST_ARGS)
+
+lint: $(DEV)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/pyright
+
+demo: $(DEV)
+	$(PY) deploy/examples/demo.py
+
+# BENCH_SMOKE=1 runs every workload once at a small size; BENCH_ARGS='--only put_one' picks some.
+bench: $(BENCH)
+	$(PY) -m tests.bench $(if $(BENCH_SMOKE),--smoke) $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json

@@ -1,0 +1,233 @@
+"""A blocking connection to a server: one request at a time, in the calling thread.
+
+No thread stands between caller and socket: a hand-over costs more than the whole round trip.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dataplane.errors import DeadlineExceeded, InternalError, Unauthenticated, Unreachable, from_wire
+from dataplane.wire import auth
+from dataplane.wire.address import Address, Tls
+from dataplane.wire.channel import CLOSED, Answer, Broken
+from dataplane.wire.frames import (
+    MAX_HEADER_BYTES,
+    OK,
+    PREFIX,
+    Body,
+    Header,
+    frame,
+    parse_header,
+    parse_prefix,
+)
+
+RECEIVE_BYTES = 64 << 10
+MAX_PIECES = 512
+"""Buffers per sendmsg; the kernel takes 1024."""
+
+Alloc = Callable[[Body, int], memoryview]
+
+
+class Connection:
+    def __init__(self, sock: socket.socket) -> None:
+        self.greeting: Body = None
+        self.plane_id = ""
+        self.local = sock.family == socket.AF_UNIX
+        self._socket = sock
+        self._buffer = bytearray(RECEIVE_BYTES)
+        self._view = memoryview(self._buffer)
+        self._number = 0
+        self.usable = True
+        """False once a request ended half-way: the stream's state is unknown."""
+
+    @classmethod
+    def connect(
+        cls,
+        address: Address,
+        secret: bytes,
+        *,
+        client_id: str,
+        plane_id: str | None,
+        tls: Tls | None,
+        local: bool,
+        deadline: float,
+    ) -> Connection:
+        """A greeted connection. Errors of the socket pass as OSError."""
+        if local and address.unix is not None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            target: Any = address.unix
+        elif address.tcp is not None:
+            family = socket.AF_INET6 if ":" in address.tcp[0] else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            target = address.tcp
+        else:
+            raise Unreachable(f"no way from here to {address}")
+        try:
+            sock.settimeout(_left(deadline))
+            sock.connect(target)
+            if tls is not None and sock.family != socket.AF_UNIX:
+                sock = tls.client().wrap_socket(sock)
+            connection = cls(sock)
+            challenge = connection._challenge(deadline)
+            mine = os.urandom(auth.CHALLENGE_BYTES)
+            proof = auth.client_proof(secret, challenge, mine)
+            answer = connection.call("hello", [client_id, "client", plane_id, mine, proof], deadline)
+            shown, connection.plane_id, connection.greeting = answer.body
+            if not auth.matches(shown, auth.server_proof(secret, challenge, mine)):
+                raise Unauthenticated(f"the server at {address} does not know the plane's secret")
+        except BaseException:
+            sock.close()
+            raise
+        return connection
+
+    def _challenge(self, deadline: float) -> bytes:
+        header, _ = self._receive(deadline, None)
+        if header.kind != "challenge":
+            raise Unauthenticated("the server does not speak this protocol")
+        return header.body[0]
+
+    def call(
+        self,
+        verb: str,
+        body: Body,
+        deadline: float,
+        payload: Sequence[Any] = (),
+        payload_bytes: int = 0,
+        into: Alloc | None = None,
+    ) -> Answer:
+        """The answer to a request, or its error. `into` gives memory for the answer's payload.
+
+        Raises `Broken` if the connection ends first, DeadlineExceeded at the deadline; the
+        connection is not usable after either.
+        """
+        self._number += 1
+        started = time.monotonic()
+        try:
+            self._send(frame(verb, self._number, body, payload_bytes), payload, deadline)
+            header, data = self._receive(deadline, into)
+        except TimeoutError:
+            self.usable = False
+            waited = time.monotonic() - started
+            raise DeadlineExceeded(
+                f"{verb} was not answered within {waited:.3f} s", waited_s=waited
+            ) from None
+        except (OSError, ssl.SSLError) as error:
+            self.usable = False
+            raise Broken(str(error)) from error
+        except BaseException:
+            self.usable = False
+            raise
+        if header.number != self._number:
+            self.usable = False
+            if header.number == 0 and header.kind != OK:
+                raise from_wire(header.body)
+            raise InternalError("the server answered another request than the one asked")
+        if header.kind != OK:
+            raise from_wire(header.body)
+        return Answer(header.body, data)
+
+    def tell(self, verb: str, body: Body, deadline: float) -> None:
+        """Send a request that has no answer."""
+        try:
+            self._send(frame(verb, 0, body), (), deadline)
+        except OSError as error:
+            self.usable = False
+            raise Broken(str(error)) from error
+
+    def close(self) -> None:
+        self.usable = False
+        self._socket.close()
+
+    def is_idle_and_open(self) -> bool:
+        """Whether a connection that was put aside can be used again: no data, no end of stream."""
+        try:
+            self._socket.setblocking(False)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except (OSError, ValueError):
+            return False
+        return False  # the end of the stream, or data that nobody asked for
+
+    def close_in_child(self) -> None:
+        """Close a forked child's copy without a word on the wire."""
+        self.usable = False
+        fd = self._socket.detach()
+        if fd >= 0:
+            os.close(fd)
+
+    def _send(self, head: bytes, payload: Sequence[Any], deadline: float) -> None:
+        sock = self._socket
+        sock.settimeout(_left(deadline))
+        if not payload:
+            sock.sendall(head)
+            return
+        if isinstance(sock, ssl.SSLSocket):
+            sock.sendall(head)
+            for piece in payload:
+                sock.sendall(piece)
+            return
+        pieces: list[Any] = [head, *payload]
+        at = 0
+        while at < len(pieces):
+            batch = pieces[at : at + MAX_PIECES]
+            sent = sock.sendmsg(batch)
+            for piece in batch:
+                if sent < len(piece):
+                    break
+                sent -= len(piece)
+                at += 1
+            if sent:
+                pieces[at] = memoryview(pieces[at])[sent:]
+            if at < len(pieces):
+                sock.settimeout(_left(deadline))
+
+    def _receive(self, deadline: float, into: Alloc | None) -> tuple[Header, memoryview]:
+        sock, view = self._socket, self._view
+        sock.settimeout(_left(deadline))
+        have = sock.recv_into(view)
+        while have < PREFIX.size:
+            have += self._more(view[have:], have)
+        header_bytes, payload_bytes = parse_prefix(view, MAX_HEADER_BYTES)
+        end = PREFIX.size + header_bytes
+        if end > len(view):
+            whole = memoryview(bytearray(end))
+            whole[:have] = view[:have]
+            view = whole
+        while have < end:
+            sock.settimeout(_left(deadline))
+            have += self._more(view[have:], have)
+        header = parse_header(view[PREFIX.size : end])
+        if not payload_bytes:
+            return header, view[:0]
+        if into is None:
+            raise InternalError("the server answered with a payload where none was asked for")
+        data = into(header.body, payload_bytes)
+        early = have - end
+        if early:
+            data[:early] = view[end:have]
+        while early < payload_bytes:
+            sock.settimeout(_left(deadline))
+            early += self._more(data[early:], early)
+        return header, data
+
+    def _more(self, view: memoryview, have: int) -> int:
+        got = self._socket.recv_into(view)
+        if not got:
+            raise ConnectionResetError(CLOSED)
+        return got
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left

@@ -1,0 +1,107 @@
+"""What both faces of a client share: who it is, what it joined, what it has seen. No I/O."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataplane.client.mappings import Mappings
+from dataplane.client.memory import Recycler
+from dataplane.config import Config
+from dataplane.types import Revision
+from dataplane.wire.address import Address, Tls
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A plane as its host describes it to a client."""
+
+    name: str
+    plane_id: str
+    secret: bytes = field(repr=False)
+    tags: Address = field()
+    home: str | None = None
+    """The value store that puts go to: the one of this node."""
+
+
+class RequestNumbers:
+    """Numbers of the requests of one client, and up to which all of them are settled."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+        self._open: set[int] = set()
+
+    def begin(self) -> tuple[int, int]:
+        """A new number, and the highest below which none is open."""
+        with self._lock:
+            self._last += 1
+            number = self._last
+            settled = (min(self._open) if self._open else number) - 1
+            self._open.add(number)
+            return number, settled
+
+    def end(self, number: int) -> None:
+        """The request's outcome is known to its caller, or given up."""
+        with self._lock:
+            self._open.discard(number)
+
+
+class StoreView:
+    """A value store as this client reaches it."""
+
+    def __init__(self, store_id: str, address: Address) -> None:
+        self.store_id = store_id
+        self.address = address
+        self.mappings: Mappings | None = None
+        """Its segments, where they can be mapped from here."""
+        self.probed = False
+        """Whether it is known if they can."""
+
+
+class Core:
+    """The state of one client. Usable from any thread."""
+
+    def __init__(self, joined: Joined, config: Config, tls: Tls | None) -> None:
+        self.joined = joined
+        self.config = config
+        self.tls = tls
+        self.recycler = Recycler(config.reuse_bytes)
+        self.new_identity()
+
+    def new_identity(self) -> None:
+        """Become a client of one's own: at the start, and in a forked child."""
+        self.client_id = secrets.token_hex(8)
+        self.pid = os.getpid()
+        self.numbers = RequestNumbers()
+        self.seen = Revision(0, 0)
+        self.stores: dict[str, StoreView] = {}
+
+    def see(self, revision: Any) -> Revision:
+        """Note a revision that an answer carried."""
+        seen = Revision(*revision)
+        if seen > self.seen:
+            self.seen = seen
+        return seen
+
+    def learn_stores(self, addresses: dict[str, Any]) -> None:
+        """Take over what the tag store knows of value stores."""
+        for store_id, wire in addresses.items():
+            address = Address.from_wire(wire)
+            known = self.stores.get(store_id)
+            if known is None or known.address != address:
+                self.stores[store_id] = StoreView(store_id, address)
+
+    def probe(self, store: StoreView, greeting: Any) -> None:
+        """Find out from a store's greeting whether its segments can be mapped from here."""
+        if store.probed:
+            return
+        store.probed = True
+        segments = greeting.get("segments") if isinstance(greeting, dict) else None
+        if segments and self.config.same_node_reads:
+            _, folder, nonce = segments
+            if os.path.isdir(folder):
+                store.mappings = Mappings(folder, self.joined.plane_id, nonce)

@@ -1,0 +1,302 @@
+"""Puts: three ways to the stores, one effect each, whatever happens on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from dataplane.client.core import Core, StoreView
+from dataplane.client.effects import Ask, Done, Open, Pause, Run, Tell, Verb
+from dataplane.errors import DeadlineExceeded, InvalidRequest, Unreachable, quote
+from dataplane.types import KVBatchMeta, Tags
+from dataplane.wire.channel import Broken
+from dataplane.wire.messages import (
+    IF_ABSENT,
+    MUST_EXIST,
+    RETRY,
+    RETURN_TAGS,
+    PutAnswer,
+    PutMeta,
+    WireRevision,
+)
+
+if TYPE_CHECKING:
+    from dataplane.codec.columns import Encoded
+
+FIRST_PAUSE_S = 0.01
+LAST_PAUSE_S = 1.0
+
+
+def put_row(
+    core: Core,
+    key: str,
+    partition_id: str,
+    fields: Mapping[str, object] | None,
+    tags: Mapping[str, object] | None,
+    flags: int,
+    deadline: float,
+) -> Verb[KVBatchMeta]:
+    """Put one row."""
+    from dataplane.codec.columns import encode_row
+    from dataplane.codec.objects import pack_tags
+
+    if type(key) is not str:
+        raise InvalidRequest(f"a key is a string, not {type(key).__name__}; many are a batch put")
+    if fields is None and tags is None:
+        raise InvalidRequest("a put brings fields, tags or both")
+    if fields is not None and not isinstance(fields, Mapping) and not hasattr(fields, "batch_size"):
+        raise InvalidRequest(f"fields are a mapping of names, not {type(fields).__name__}")
+    encoded = encode_row(key, fields) if fields is not None else None
+    packed = pack_tags(tags) if tags is not None else None
+    return (
+        yield from _put(
+            core, [key], partition_id, encoded, packed, [tags or {}], flags, deadline
+        )
+    )
+
+
+def put_batch(
+    core: Core,
+    keys: Sequence[str],
+    partition_id: str,
+    fields: object,
+    tags: Sequence[Mapping[str, object]] | None,
+    flags: int,
+    deadline: float,
+) -> Verb[KVBatchMeta]:
+    """Put many rows, all or none."""
+    from dataplane.codec.columns import encode_batch
+    from dataplane.codec.objects import pack_tags_many
+
+    keys = as_keys(keys)
+    if fields is None and tags is None:
+        raise InvalidRequest("a put brings fields, tags or both")
+    if tags is not None and (isinstance(tags, Mapping) or len(tags) != len(keys)):
+        raise InvalidRequest(
+            f"{len(keys)} keys and {len(tags)} tags: give one mapping of tags per key, in order"
+        )
+    if len(set(keys)) != len(keys):
+        seen: set[str] = set()
+        twice = sorted({key for key in keys if key in seen or seen.add(key)})
+        raise InvalidRequest(f"a put names each key once; repeated: {quote(twice)}")
+    encoded = encode_batch(keys, fields) if fields is not None else None
+    packed = pack_tags_many(tags) if tags is not None else None
+    return (
+        yield from _put(
+            core, keys, partition_id, encoded, packed, tags or [{} for _ in keys], flags, deadline
+        )
+    )
+
+
+def as_keys(keys: object) -> list[str]:
+    """The keys of a call as a list; InvalidRequest for a lone string, which is a sequence too."""
+    if isinstance(keys, str):
+        raise InvalidRequest(f"keys are a list of strings; give [{keys!r:.80}] for one")
+    try:
+        listed = list(cast("Sequence[str]", keys))
+    except TypeError:
+        raise InvalidRequest(f"keys are a list, not {type(keys).__name__}") from None
+    for key in listed:
+        if type(key) is not str:
+            raise InvalidRequest(f"a key is a string, not {type(key).__name__}: {key!r:.80}")
+    return listed
+
+
+def flags_of(*, must_exist: bool, if_absent: bool, return_tags: bool) -> int:
+    """The options of a put as they travel."""
+    if must_exist and if_absent:
+        raise InvalidRequest("must_exist and if_absent exclude each other")
+    return (
+        (MUST_EXIST if must_exist else 0)
+        | (IF_ABSENT if if_absent else 0)
+        | (RETURN_TAGS if return_tags else 0)
+    )
+
+
+class _Put:
+    """One put under way; repeats carry its number and, once it has one, its stamp."""
+
+    __slots__ = ("encoded", "flags", "keys", "number", "partition_id", "seen", "settled", "stamp",
+                 "tags")  # fmt: skip
+
+    def __init__(
+        self,
+        core: Core,
+        keys: list[str],
+        partition_id: str,
+        encoded: Encoded | None,
+        tags: bytes | None,
+        flags: int,
+    ) -> None:
+        self.keys = keys
+        self.partition_id = partition_id
+        self.encoded = encoded
+        self.tags = tags
+        self.flags = flags
+        self.seen = core.seen
+        self.stamp: WireRevision | None = None
+        self.number, self.settled = core.numbers.begin()
+
+    def meta(self) -> bytes:
+        return PutMeta(
+            self.partition_id,
+            self.keys,
+            self.flags,
+            self.number,
+            self.settled,
+            self.seen if self.flags & RETRY else None,
+            self.stamp,
+        ).pack()
+
+
+def _put(
+    core: Core,
+    keys: list[str],
+    partition_id: str,
+    encoded: Encoded | None,
+    packed: bytes | None,
+    tags: Sequence[Mapping[str, object]],
+    flags: int,
+    deadline: float,
+) -> Verb[KVBatchMeta]:
+    if type(partition_id) is not str:
+        raise InvalidRequest(f"a partition_id is a string, not {type(partition_id).__name__}")
+    sent = cast("list[Tags]", list(tags))
+    if not keys:
+        return KVBatchMeta(partition_id, [], [], [], None)
+    if encoded is not None and not encoded.template.columns:
+        encoded = None
+        packed = packed if packed is not None else b"\x80" * len(keys)
+    put = _Put(core, keys, partition_id, encoded, packed, flags)
+    numbers = core.numbers
+    pause = FIRST_PAUSE_S
+    try:
+        while True:
+            try:
+                if encoded is None:
+                    answer = yield from _put_tags(put)
+                else:
+                    store = yield from home_store(core)
+                    if encoded.nbytes > core.config.small_put_bytes and (
+                        store.mappings is not None or not store.probed
+                    ):
+                        answer = yield from _put_large(core, put, encoded, store, deadline)
+                    else:
+                        answer = yield from _put_small(put, encoded, store, deadline)
+                break
+            except Broken as error:
+                # It may have happened: the same number makes the repetition harmless.
+                put.flags |= RETRY
+                if time.monotonic() + pause >= deadline:
+                    raise Unreachable(f"the connection broke and time is up: {error}") from error
+                yield Pause(pause)
+                pause = min(2 * pause, LAST_PAUSE_S)
+    finally:
+        numbers.end(put.number)
+    revision, merged, fields = PutAnswer(*answer)
+    if merged is not None:
+        sent = merged
+    elif packed is None:
+        sent = [{} for _ in keys]
+    if fields is None:
+        fields = sorted(encoded.template.names) if encoded is not None else []
+    return KVBatchMeta(partition_id, keys, sent, fields, core.see(revision))
+
+
+def home_store(core: Core) -> Verb[StoreView]:
+    """The value store that this client's puts go to."""
+    home = core.joined.home
+    store = core.stores.get(home) if home is not None else None
+    if store is None:
+        yield from refresh_stores(core)
+        store = core.stores.get(home) if home is not None else None
+        if store is None:
+            if not core.stores:
+                raise Unreachable("the plane has no value store yet; try again in a moment")
+            store = next(iter(core.stores.values()))
+    return store
+
+
+def refresh_stores(core: Core) -> Verb[None]:
+    """Ask the tag store which value stores there are."""
+    lane = yield Open(None)
+    try:
+        answer = yield Ask(lane, "stores", [])
+    finally:
+        yield Done(lane)
+    core.learn_stores(answer.body)
+
+
+def _put_tags(put: _Put) -> Verb[list[object]]:
+    lane = yield Open(None)
+    try:
+        answer = yield Ask(lane, "put_tags", [put.meta(), put.tags])
+    finally:
+        yield Done(lane)
+    return answer.body
+
+
+def _put_small(
+    put: _Put, encoded: Encoded, store: StoreView, deadline: float
+) -> Verb[list[object]]:
+    """The block travels with the request."""
+    lane = yield Open(store)
+    try:
+        body = [
+            put.meta(), put.tags, encoded.template.blob, encoded.rows, encoded.lengths,
+            _seconds(deadline),
+        ]  # fmt: skip
+        answer = yield Ask(lane, "put_block", body, encoded.pieces, encoded.nbytes)
+    finally:
+        yield Done(lane)
+    return answer.body
+
+
+def _put_large(
+    core: Core, put: _Put, encoded: Encoded, store: StoreView, deadline: float
+) -> Verb[list[object]]:
+    """Room is reserved, the block copied there in place, then published."""
+    lane = yield Open(store)
+    try:
+        mappings = store.mappings
+        if mappings is None:  # the connection showed that this store is not on this node
+            body = [
+                put.meta(), put.tags, encoded.template.blob, encoded.rows, encoded.lengths,
+                _seconds(deadline),
+            ]  # fmt: skip
+            answer = yield Ask(lane, "put_block", body, encoded.pieces, encoded.nbytes)
+            return answer.body
+        answer = yield Ask(lane, "reserve", [encoded.nbytes, _seconds(deadline)])
+        block, segment, offset, stamp = answer.body
+        if put.stamp is None:
+            put.stamp = stamp
+        try:
+            memory = mappings.writable(segment)[offset : offset + encoded.nbytes]
+            yield Run(lambda: encoded.write_into(memory.data), encoded.nbytes)
+            del memory
+        except Unreachable:
+            yield Tell(lane, "abort", [block])
+            store.mappings = None
+            raise Broken("the store's segments cannot be mapped from here") from None
+        except BaseException:
+            yield Tell(lane, "abort", [block])
+            raise
+        answer = yield Ask(
+            lane,
+            "commit",
+            [
+                block, put.meta(), put.tags, encoded.template.blob, encoded.rows, encoded.lengths,
+            ],
+        )  # fmt: skip
+        return answer.body
+    finally:
+        yield Done(lane)
+
+
+def _seconds(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineExceeded("the deadline passed before the put was sent", waited_s=0.0)
+    # The store gives up a little earlier, so that its reason arrives before the deadline.
+    return max(left - min(0.5, 0.1 * left), 0.0)

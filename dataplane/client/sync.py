@@ -1,0 +1,483 @@
+"""The blocking client. Thread-safe: each call takes a connection of its own from a pool.
+
+After a fork the child's copy is a new client: it closes what it inherited, without a word on the
+wire, and connects again when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dataplane.client.connection import Connection
+from dataplane.client.core import Core, Joined, StoreView
+from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
+from dataplane.client.get import GetOptions, Layout, Pad, get_batch, view_batch
+from dataplane.client.put import flags_of, put_batch, put_row
+from dataplane.client.results import Listing, Rows
+from dataplane.client.tags import Where, ask_tags, clear_rows, list_rows, plane_status
+from dataplane.config import Config
+from dataplane.errors import (
+    DataplaneError,
+    DeadlineExceeded,
+    InvalidRequest,
+    PlaneLost,
+    Unreachable,
+)
+from dataplane.types import KVBatchMeta, Revision
+from dataplane.wire.address import Address, Tls
+from dataplane.wire.channel import Broken
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+Result = TypeVar("Result")
+Fields = Mapping[str, object]
+
+CONNECT_PAUSE_S = 0.02
+MAX_IDLE = 64
+"""Connections kept per server; threads beyond that connect anew."""
+
+
+class Lane:
+    """A connection while one call uses it."""
+
+    __slots__ = ("connection", "pool")
+
+    def __init__(self, connection: Connection, pool: deque[Connection]) -> None:
+        self.connection = connection
+        self.pool = pool
+
+
+class Client:
+    """A client of one plane, for threads. `AsyncClient` has the same verbs as coroutines.
+
+    Every verb takes `timeout` in seconds; None means the configured default. At the deadline a
+    verb raises DeadlineExceeded, and it may be repeated: a put has one effect however often its
+    request travels.
+    """
+
+    def __init__(
+        self,
+        joined: Joined,
+        config: Config | None = None,
+        *,
+        tls: Tls | None = None,
+        on_close: Callable[[bool], None] | None = None,
+    ) -> None:
+        self._core = Core(joined, config or Config(), tls)
+        self._on_close = on_close
+        self._idle: dict[Address, deque[Connection]] = {}
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._pins = _PinLanes(self)
+        self._closed = False
+        _clients.add(self)
+
+    # -- verbs -------------------------------------------------------------------------------
+
+    def kv_put(
+        self,
+        key: str,
+        partition_id: str,
+        fields: Fields | None = None,
+        tags: Mapping[str, object] | None = None,
+        *,
+        must_exist: bool = False,
+        if_absent: bool = False,
+        return_tags: bool = False,
+        timeout: float | None = None,
+    ) -> KVBatchMeta:
+        """Write one row's fields and tags at one revision; all of it or nothing.
+
+        Tags merge into those the key has; fields replace those of the same name. A value is a
+        tensor or array of any rank, or a Python value (str, bytes, numbers, None, lists, maps).
+
+        Raises:
+            SchemaMismatch: a field has another dtype or rank than its first write fixed.
+            KeyNotFound: `must_exist` and the key does not exist.
+            AlreadyWritten: `if_absent` and it does.
+            StaleWrite: the key was cleared after this put began.
+            QuotaExceeded: no room came free in time. After any error nothing was written.
+        """
+        flags = flags_of(must_exist=must_exist, if_absent=if_absent, return_tags=return_tags)
+        deadline = self._deadline(timeout)
+        return self._drive(
+            put_row(self._core, key, partition_id, fields, tags, flags, deadline), deadline
+        )
+
+    def kv_batch_put(
+        self,
+        keys: Sequence[str],
+        partition_id: str,
+        fields: Mapping[str, object] | Sequence[Mapping[str, object]] | TensorDict | None = None,
+        tags: Sequence[Mapping[str, object]] | None = None,
+        *,
+        must_exist: bool = False,
+        if_absent: bool = False,
+        return_tags: bool = False,
+        timeout: float | None = None,
+    ) -> KVBatchMeta:
+        """Write many rows at one revision; all of them or none. At most 65,536 keys, each once.
+
+        `fields` is a mapping of columns (a tensor or array with a leading dimension of the keys,
+        a jagged nested tensor, or a list with one value per key), a list with one mapping per
+        key, or a TensorDict. `tags` is one mapping per key. See `kv_put` for errors.
+        """
+        flags = flags_of(must_exist=must_exist, if_absent=if_absent, return_tags=return_tags)
+        deadline = self._deadline(timeout)
+        return self._drive(
+            put_batch(self._core, keys, partition_id, fields, tags, flags, deadline), deadline
+        )
+
+    def kv_batch_get(
+        self,
+        keys: Sequence[str],
+        partition_id: str,
+        select_fields: Sequence[str] | None = None,
+        *,
+        layout: Layout = "nested",
+        pad: Pad | Mapping[str, Pad] | None = None,
+        out: Mapping[str, torch.Tensor] | None = None,
+        total: int | None = None,
+        trim: Mapping[str, tuple[int, int]] | None = None,
+        on_missing: str = "raise",
+        timeout: float | None = None,
+    ) -> Rows:
+        """Copies of rows, in the order of the keys and all of one moment.
+
+        `select_fields` None takes every field that any of the keys has. `layout` is `nested`
+        (jagged tensors), `padded` (dense, filled with `pad` or the field's own padding value),
+        `list` (a tensor per row) or `packed` (rows joined, with cumulative lengths; `total`
+        fixes the joined length, `out` names tensors to write into, `trim` cuts (head, tail)
+        entries of each row of a field). The kind of container follows from the field's schema,
+        never from the rows.
+
+        Raises:
+            KeyNotFound, FieldNotFound: naming all that is missing; with `on_missing="drop"` those
+                keys are left out instead.
+        """
+        options = GetOptions(layout, pad, out, total, trim)
+        deadline = self._deadline(timeout)
+        return self._drive(
+            get_batch(
+                self._core, keys, partition_id, select_fields, options, on_missing, deadline
+            ),
+            deadline,
+        )
+
+    @contextmanager
+    def kv_view(
+        self,
+        keys: Sequence[str],
+        partition_id: str,
+        select_fields: Sequence[str] | None = None,
+        *,
+        layout: Layout = "nested",
+        timeout: float | None = None,
+    ) -> Iterator[Rows]:
+        """Rows in place, without a copy, for as long as the context or any of its tensors lives.
+
+        The tensors lie over a read-only mapping of the store: WRITING TO ONE KILLS THIS PROCESS
+        (SIGSEGV). Clone what is to be changed. `nested` and `packed` need rows that lie side by
+        side in this order, as a batch read back in its own order does; `list` takes any rows.
+        """
+        deadline = self._deadline(timeout)
+        rows, close = self._drive(
+            view_batch(self._core, keys, partition_id, select_fields, layout, deadline), deadline
+        )
+        try:
+            yield rows
+        finally:
+            rows.fields = {}
+            close()
+
+    def kv_list(
+        self,
+        partition_id: str,
+        *,
+        where: Where | None = None,
+        since: Revision | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> Listing:
+        """The keys of a partition with tags, produced fields and row lengths, at one revision.
+
+        `where` is a predicate over tags (see `dataplane.tags.query`). `since` takes the revision
+        of an earlier listing: only rows that changed after it come back, and `cleared` names the
+        keys that are gone; where history does not reach back that far, the listing is `full`.
+        `columns` limits the tags, `limit` the rows.
+        """
+        deadline = self._deadline(timeout)
+        return self._drive(
+            list_rows(self._core, partition_id, where, since, columns, limit, deadline), deadline
+        )
+
+    def kv_clear(
+        self,
+        keys: Sequence[str] | None,
+        partition_id: str,
+        *,
+        where: Where | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Remove rows, tags and values, at one revision; how many there were.
+
+        With `keys` None, all rows that match `where`. Keys that do not exist are no error.
+        """
+        deadline = self._deadline(timeout)
+        return self._drive(
+            clear_rows(self._core, keys, partition_id, where, deadline), deadline
+        )
+
+    def status(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Sizes of the plane: partitions, bytes in use, value stores, clients, history."""
+        deadline = self._deadline(timeout)
+        return self._drive(plane_status(self._core, deadline), deadline)
+
+    # -- the plane ---------------------------------------------------------------------------
+
+    @property
+    def plane_id(self) -> str:
+        """The random id of the plane that this client joined; it accepts no other."""
+        return self._core.joined.plane_id
+
+    @property
+    def client_id(self) -> str:
+        """The random id of this client; a forked child has another one."""
+        self._check_fork()
+        return self._core.client_id
+
+    @property
+    def name(self) -> str:
+        """The name under which the plane was joined."""
+        return self._core.joined.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def revision(self) -> Revision:
+        """The latest revision that this client has seen."""
+        return self._core.seen
+
+    def close(self, destroy: bool = False) -> None:
+        """Let go of the plane; with `destroy` end it, for all of its clients. Repeatable."""
+        if self._closed:
+            return
+        try:
+            if destroy:
+                deadline = self._deadline(5.0)
+                try:
+                    self._drive(ask_tags(self._core, "destroy", [], deadline), deadline)
+                except (PlaneLost, Unreachable, DeadlineExceeded):
+                    pass  # it is gone already
+        finally:
+            self._closed = True
+            for connection in list(self._open):
+                connection.close()
+            self._idle.clear()
+            for store in self._core.stores.values():
+                if store.mappings is not None:
+                    store.mappings.close()
+            if self._on_close is not None:
+                self._on_close(destroy)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client(plane {self.name!r} {self.plane_id}, {self._core.joined.tags})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a client does not travel; connect() in the other process instead")
+
+    # -- driving verbs -----------------------------------------------------------------------
+
+    def _deadline(self, timeout: float | None) -> float:
+        if timeout is None:
+            timeout = self._core.config.timeout_s
+        elif not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):  # pyright: ignore
+            raise InvalidRequest(f"timeout is a positive number of seconds, not {timeout!r:.80}")
+        return time.monotonic() + timeout
+
+    def _drive(self, verb: Verb[Result], deadline: float) -> Result:
+        self._check_fork()
+        if self._closed:
+            raise PlaneLost("this client was closed; connect again")
+        send = verb.send
+        value: Any = None
+        try:
+            effect = send(None)
+            while True:
+                try:
+                    kind = type(effect)
+                    if kind is Ask:
+                        lane, name, body, payload, size, into = effect  # pyright: ignore
+                        value = lane.connection.call(name, body, deadline, payload, size, into)
+                    elif kind is Open:
+                        value = self._lane(effect.store, deadline)  # pyright: ignore
+                    elif kind is Done:
+                        lane = effect.lane  # pyright: ignore
+                        value = None
+                        if lane.connection.usable and len(lane.pool) < MAX_IDLE:
+                            lane.pool.append(lane.connection)
+                        else:
+                            lane.connection.close()
+                    elif kind is Run:
+                        value = effect.work()  # pyright: ignore
+                    elif kind is Tell:
+                        effect.lane.connection.tell(effect.verb, effect.body, deadline)  # pyright: ignore
+                        value = None
+                    elif kind is Hold:
+                        value = self._pins.pin(effect.store, effect.blocks, deadline)  # pyright: ignore
+                    elif kind is Pause:
+                        time.sleep(effect.seconds)  # pyright: ignore
+                        value = None
+                except BaseException as error:
+                    effect = verb.throw(error)
+                else:
+                    effect = send(value)
+        except StopIteration as end:
+            return end.value
+
+    def _lane(self, store: StoreView | None, deadline: float) -> Lane:
+        address = self._core.joined.tags if store is None else store.address
+        pool = self._idle.get(address)
+        if pool is None:
+            pool = self._idle.setdefault(address, deque())
+        try:
+            connection = pool.pop()
+        except IndexError:
+            connection = self._connect(store, address, deadline)
+        if store is not None and not store.probed:
+            self._core.probe(store, connection.greeting)
+        return Lane(connection, pool)
+
+    def _connect(self, store: StoreView | None, address: Address, deadline: float) -> Connection:
+        """A new connection; a server that is gone means that the plane is."""
+        core = self._core
+        local = address.unix is not None and (
+            store is None or core.config.same_node_reads or address.tcp is None
+        ) and os.path.exists(address.unix)
+        while True:
+            try:
+                connection = Connection.connect(
+                    address,
+                    core.joined.secret,
+                    client_id=core.client_id,
+                    plane_id=core.joined.plane_id,
+                    tls=core.tls,
+                    local=local,
+                    deadline=deadline,
+                )
+                break
+            except DataplaneError:
+                raise
+            except (ConnectionRefusedError, FileNotFoundError) as error:
+                # Stores are not restarted in this version: nobody listens, nobody will.
+                raise PlaneLost(
+                    f"nobody serves plane {self.name!r} at {address} any more: start it again"
+                ) from error
+            except TimeoutError:
+                raise Unreachable(f"{address} did not answer in time") from None
+            except OSError as error:
+                if time.monotonic() + CONNECT_PAUSE_S >= deadline:
+                    raise Unreachable(f"{address} cannot be reached: {error}") from error
+                time.sleep(CONNECT_PAUSE_S)
+        self._open.add(connection)
+        greeting = connection.greeting
+        if "revision" in greeting:
+            core.see(greeting["revision"])
+        return connection
+
+    # -- fork --------------------------------------------------------------------------------
+
+    def _check_fork(self) -> None:
+        if self._core.pid != os.getpid():
+            self.close_in_child()
+
+    def close_in_child(self) -> None:
+        """Become a new client in a forked child; what was inherited stays the parent's."""
+        for connection in list(self._open):
+            connection.close_in_child()
+        self._open = weakref.WeakSet()
+        self._idle = {}
+        self._pins = _PinLanes(self)
+        self._core.new_identity()
+
+
+class _PinLanes:
+    """Pins of views: one connection per store that nothing else uses.
+
+    Its end would end the pins, so no request that can time out half-way may travel on it, and it
+    is kept until the client closes. A tensor can die in any thread, inside any call; so a release
+    that finds the connection busy is left for whoever uses it.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lanes: dict[str, tuple[Connection, threading.Lock, deque[int]]] = {}
+        self._making = threading.Lock()
+
+    def pin(
+        self, store: StoreView, blocks: bytes, deadline: float
+    ) -> tuple[Callable[[], None] | None, list[int]]:
+        with self._making:
+            lane = self._lanes.get(store.store_id)
+            if lane is None or not lane[0].usable:
+                connection = self._client._connect(store, store.address, deadline)  # pyright: ignore[reportPrivateUsage]
+                lane = (connection, threading.Lock(), deque[int]())
+                self._lanes[store.store_id] = lane
+        connection, lock, released = lane
+        with lock:
+            self._flush(lane)
+            handle, gone = connection.call("pin", [blocks], deadline).body
+        self._try_flush(lane)
+        if gone:
+            return None, gone
+
+        def release() -> None:
+            released.append(handle)
+            self._try_flush(lane)
+
+        return release, []
+
+    def _try_flush(self, lane: tuple[Connection, threading.Lock, deque[int]]) -> None:
+        while lane[2] and lane[1].acquire(blocking=False):
+            try:
+                self._flush(lane)
+            finally:
+                lane[1].release()
+
+    def _flush(self, lane: tuple[Connection, threading.Lock, deque[int]]) -> None:
+        connection, _, released = lane
+        while released:
+            handle = released.popleft()
+            try:
+                connection.tell("unpin", [handle], time.monotonic() + 5.0)
+            except (Broken, TimeoutError):
+                return  # the pins ended with the connection
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client.close_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)

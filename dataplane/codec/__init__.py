@@ -1,0 +1,1 @@
+"""Tensors and Python values to blocks, and back. Pure: no sockets, files or clocks."""

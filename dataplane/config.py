@@ -1,0 +1,59 @@
+"""Settings of a plane: units in the names, validated once, read at the entry point.
+
+The environment (`DATAPLANE_…`) fills what a caller leaves out; nothing else reads it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MiB = 1 << 20
+
+
+class Config(BaseSettings):
+    """How a plane is hosted and how large it may grow. Unknown settings are refused."""
+
+    model_config = SettingsConfigDict(env_prefix="DATAPLANE_", extra="forbid", frozen=True)
+
+    host: Literal["auto", "embedded", "ray"] = "auto"
+    """`ray` where Ray is initialised in this process, else `embedded`: one child process."""
+    capacity_bytes: int | None = Field(None, ge=4 * MiB)
+    """Limit of one value store; the free shared memory where it is not set."""
+    segment_bytes: int = Field(64 * MiB, ge=4 * MiB)
+    """Size of a shared-memory segment; shrunk where shared memory is small."""
+    small_put_bytes: int = Field(256 << 10, ge=0)
+    """Puts up to this size travel through the socket; larger ones are copied in place."""
+    shm_dir: Path = Path("/dev/shm")
+    """A tmpfs that all clients of the node can see; clients that cannot use TCP."""
+    runtime_dir: Path | None = None
+    """Sockets, secret and journal; a private folder under the temporary folder if not set."""
+    tcp_host: str | None = None
+    """Address to listen on for other nodes; the node's own under Ray, none when embedded."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    """Certificate, key and authority for TCP connections, all three or none."""
+    same_node_reads: bool = True
+    """Map segments of the own node; off, everything travels through sockets (for tests)."""
+    timeout_s: float = Field(30.0, gt=0)
+    """Deadline of a call that names none."""
+    start_timeout_s: float = Field(15.0, gt=0)
+    """Deadline of starting a plane."""
+    linger_s: float = Field(24 * 3600.0, gt=0)
+    """A Ray-hosted plane ends after this long without a client."""
+    reuse_bytes: int = Field(1 << 30, ge=0)
+    """Memory that a client keeps for results to come; first-touch page faults cost 4x a copy."""
+    history_changes: int = Field(1_000_000, ge=1)
+    history_age_s: float = Field(600.0, gt=0)
+    """How far back listings since a revision and the judging of late writes reach."""
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Config:
+        given = [self.tls_cert, self.tls_key, self.tls_ca]
+        if any(given) and not all(given):
+            raise ValueError("tls_cert, tls_key and tls_ca are set together or not at all")
+        return self

@@ -1,0 +1,211 @@
+"""Every error a caller can see, as one tree, and how an error crosses a wire.
+
+    DataplaneError
+      RequestError                       the caller can fix it; nothing was changed
+        InvalidRequest (ValueError)
+        PartitionNotFound (KeyError)     .partition_id
+        KeyNotFound (KeyError)           .partition_id .keys
+        FieldNotFound (KeyError)         .partition_id .keys .fields
+        AlreadyWritten                   .partition_id .keys
+        SchemaMismatch                   .partition_id .keys .fields
+        StaleWrite                       .partition_id .keys .cleared_at
+        Unauthenticated
+        PermissionDenied
+      QuotaExceeded                      .used_bytes .limit_bytes .oldest_keys; nothing was written
+      DeadlineExceeded (TimeoutError)    .waited_s .explanation; safe to repeat
+      Unreachable (ConnectionError)      not reached yet; safe to repeat
+      PlaneLost                          this plane is gone, or is not the one that was joined
+      OutcomeUnknown                     .request_id; it may have happened
+      ValueLost                          .partition_id .keys; the node that held the values died
+      InternalError                      our bug
+
+The same class with the same attributes is raised on both sides of a connection:
+`to_wire` and `from_wire` are the only two places that know how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+Wire = dict[str, Any]
+"""An error as msgpack carries it: `type`, `message`, and the attributes of its class."""
+
+
+class DataplaneError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+    attributes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, message: str = "", **attributes: Any) -> None:
+        unknown = set(attributes) - set(self.attributes)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no attribute {sorted(unknown)}")
+        super().__init__(message)
+        self.message = message
+        for name in self.attributes:
+            setattr(self, name, attributes.get(name))
+
+    def __str__(self) -> str:
+        # KeyError prints the repr of its argument; callers want the sentence.
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return from_wire, (to_wire(self),)
+
+
+class RequestError(DataplaneError):
+    """The request is wrong and the caller can mend it. Nothing was changed."""
+
+
+class InvalidRequest(RequestError, ValueError):
+    """An argument has the wrong type, shape, size or value."""
+
+
+class PartitionNotFound(RequestError, KeyError):
+    """No put has created this partition yet, or it was dropped."""
+
+    attributes = ("partition_id",)
+    partition_id: str
+
+
+class KeyNotFound(RequestError, KeyError):
+    """Some keys do not exist; `keys` names all of them."""
+
+    attributes = ("partition_id", "keys")
+    partition_id: str
+    keys: list[str]
+
+
+class FieldNotFound(RequestError, KeyError):
+    """Some keys lack some fields; `keys` and `fields` name all of them."""
+
+    attributes = ("partition_id", "keys", "fields")
+    partition_id: str
+    keys: list[str]
+    fields: list[str]
+
+
+class AlreadyWritten(RequestError):
+    """A put with `if_absent=True` met keys that exist."""
+
+    attributes = ("partition_id", "keys")
+    partition_id: str
+    keys: list[str]
+
+
+class SchemaMismatch(RequestError):
+    """A field came with another dtype or rank than the partition fixed at its first write."""
+
+    attributes = ("partition_id", "keys", "fields")
+    partition_id: str | None
+    keys: list[str]
+    fields: list[str]
+
+
+class StaleWrite(RequestError):
+    """A put began before one of its keys was cleared, so it must not bring the key back."""
+
+    attributes = ("partition_id", "keys", "cleared_at")
+    partition_id: str
+    keys: list[str]
+    cleared_at: int
+
+
+class Unauthenticated(RequestError):
+    """The connection did not prove that it knows the plane's secret."""
+
+
+class PermissionDenied(RequestError):
+    """The caller is known but may not do this."""
+
+
+class QuotaExceeded(DataplaneError):
+    """There is no room and none came free before the deadline. Nothing was written."""
+
+    attributes = ("used_bytes", "limit_bytes", "oldest_keys")
+    used_bytes: int
+    limit_bytes: int
+    oldest_keys: list[str] | None
+
+
+class DeadlineExceeded(DataplaneError, TimeoutError):
+    """The deadline passed first. Safe to repeat."""
+
+    attributes = ("waited_s", "explanation")
+    waited_s: float
+    explanation: str | None
+
+
+class Unreachable(DataplaneError, ConnectionError):
+    """A process of the plane could not be reached in time. Safe to repeat."""
+
+
+class PlaneLost(DataplaneError):
+    """This plane is gone, or the process at its address belongs to another plane."""
+
+
+class OutcomeUnknown(DataplaneError):
+    """The request may or may not have taken effect."""
+
+    attributes = ("request_id",)
+    request_id: str
+
+
+class ValueLost(DataplaneError):
+    """The tags are there; the values died with the node that held them."""
+
+    attributes = ("partition_id", "keys")
+    partition_id: str
+    keys: list[str]
+
+
+class InternalError(DataplaneError):
+    """A fault of this package. The server stays up; please report it."""
+
+
+def _tree(root: type[DataplaneError]) -> Iterable[type[DataplaneError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+ERRORS: Mapping[str, type[DataplaneError]] = {cls.__name__: cls for cls in _tree(DataplaneError)}
+"""Every class by the name that travels."""
+
+
+def to_wire(error: DataplaneError) -> Wire:
+    """The error as a mapping that msgpack and JSON can carry."""
+    wire: Wire = {"type": type(error).__name__, "message": error.message}
+    for name in error.attributes:
+        wire[name] = getattr(error, name)
+    return wire
+
+
+def from_wire(wire: Wire) -> DataplaneError:
+    """The error that `to_wire` described; a class this version does not know is an InternalError."""
+    cls = ERRORS.get(str(wire.get("type")))
+    message = str(wire.get("message", ""))
+    if cls is None:
+        return InternalError(f"{wire.get('type')}: {message}")
+    return cls(message, **{name: wire.get(name) for name in cls.attributes})
+
+
+_Name = TypeVar("_Name")
+
+
+def quote(names: Iterable[_Name], limit: int = 5) -> str:
+    """The names as a message shows them: escaped, the first few, and how many more.
+
+    Keys come from outside and may hold control characters or be 10 kB long; `repr` and a
+    cut keep an error one readable line.
+    """
+    shown: list[str] = []
+    rest = 0
+    for name in names:
+        if len(shown) < limit:
+            text = repr(name)
+            shown.append(text if len(text) <= 80 else text[:77] + "...")
+        else:
+            rest += 1
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")

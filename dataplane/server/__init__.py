@@ -1,0 +1,1 @@
+"""Thin shells that put the two stores behind sockets."""

@@ -1,0 +1,341 @@
+"""The value store behind a socket: blocks in, publication at the tag store, blocks out.
+
+The store publishes a put itself: the writer's answer comes only after the tag store has the rows,
+so a writer that dies half-way leaves nothing. Keys and tags pass through unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from dataplane.codec.template import Template
+from dataplane.errors import DataplaneError, InvalidRequest
+from dataplane.server.connection import Connection, Payload, Verb
+from dataplane.values.blocks import Extent
+from dataplane.values.repack import plan_repack
+from dataplane.values.store import ValueStore
+from dataplane.wire.frames import Body, Header
+from dataplane.wire.messages import PutMeta
+
+log = logging.getLogger("dataplane.values")
+
+ROOM_TIMEOUT_S = 30.0
+"""How long a put waits for room when its request names no deadline."""
+REPACK_BLOCKS = 64
+"""Blocks repacked in one go under pressure."""
+MAX_READ_RUNS = 1 << 20
+LATE_PAYLOAD_S = 0.001
+"""A payload that is this late after its header has a begin of its own; most arrive with it."""
+
+Published = Callable[[Any, DataplaneError | None], None]
+
+
+class TagPort(Protocol):
+    """The tag store as a value store sees it."""
+
+    def publish(
+        self, client_id: str, meta: bytes, tags: bytes | None, block: Body, done: Published
+    ) -> None:
+        """Ask for a put's publication; `done` gets the answer or the error."""
+        ...
+
+    def begin(self, done: Published) -> None:
+        """Ask for the present revision, on the way that publications take."""
+        ...
+
+    async def repack_candidates(self, limit: int) -> list[Any]: ...
+
+    async def repack(self, old: int, block: Body, moves: list[Any]) -> None: ...
+
+
+class ValueService:
+    def __init__(self, store: ValueStore, tags: TagPort) -> None:
+        self.store = store
+        self.tags = tags
+        store.repack = self.repack
+        self._templates: dict[bytes, Template] = {}
+        self.verbs: dict[str, Verb] = {
+            "reserve": self._reserve,
+            "commit": self._commit,
+            "abort": self._abort,
+            "pin": self._pin,
+            "unpin": self._unpin,
+            "read": self._read,
+            "value_status": self._status,
+        }
+
+    # -- put ---------------------------------------------------------------------------------
+
+    def accept(
+        self, connection: Connection, header: Header, nbytes: int
+    ) -> Payload | asyncio.Future[Payload]:
+        """Memory for the payload of a put that comes through the socket."""
+        if header.kind != "put_block":
+            raise InvalidRequest(f"the verb {header.kind!r:.80} takes no payload")
+        meta, tags, blob, rows, lengths, timeout_s = header.body
+        expected = self._template(blob).block_bytes(lengths, rows)
+        if expected != nbytes:
+            raise InvalidRequest(
+                f"a block of {nbytes} bytes where its template and row lengths say {expected}"
+            )
+        place = self.store.allocate(nbytes, connection, _timeout(timeout_s))
+        if isinstance(place, Extent):
+            return _Incoming(self, connection, header, place)
+        granted: asyncio.Future[Payload] = asyncio.get_running_loop().create_future()
+
+        def on_room(done: asyncio.Future[Extent]) -> None:
+            error = done.exception()
+            if error is not None:
+                granted.set_exception(error)
+            else:
+                granted.set_result(_Incoming(self, connection, header, done.result()))
+
+        place.add_done_callback(on_room)
+        return granted
+
+    def _template(self, blob: object) -> Template:
+        if type(blob) is not bytes:
+            raise InvalidRequest("a block template is packed bytes")
+        template = self._templates.get(blob)
+        if template is None:
+            template = Template.parse(blob)
+            if len(self._templates) > 4096:
+                self._templates.clear()
+            self._templates[blob] = template
+        return template
+
+    def publish(
+        self, connection: Connection, number: int, extent: Extent, put: Sequence[Any]
+    ) -> None:
+        """Publish a whole block and answer its writer."""
+        meta, tags, blob, rows, lengths = put[:5]
+        block = extent.block
+        self.store.blocks.seal(block, connection)
+
+        def done(answer: Any, error: DataplaneError | None) -> None:
+            if error is None:
+                self.store.blocks.publish(block)
+                connection.reply(number, answer)
+            else:
+                self.store.abort(block)
+                connection.fail(number, error)
+
+        placement = (block, extent.segment, extent.offset, extent.nbytes, blob, rows, lengths)
+        self.tags.publish(connection.client_id, meta, tags, placement, done)
+
+    async def _reserve(self, connection: Connection, number: int, body: Body) -> None:
+        nbytes, timeout_s = body
+        if type(nbytes) is not int or nbytes <= 0:
+            raise InvalidRequest(f"a block has one byte or more, not {nbytes!r:.80}")
+        if not connection.local:
+            raise InvalidRequest("only clients of this node copy into its segments")
+        place = self.store.allocate(nbytes, connection, _timeout(timeout_s))
+        extent = place if isinstance(place, Extent) else await place
+        if connection.closed:
+            self.store.abort(extent.block, connection)
+            return
+
+        def begun(stamp: Any, error: DataplaneError | None) -> None:
+            if error is not None:
+                self.store.abort(extent.block, connection)
+                connection.fail(number, error)
+            else:
+                connection.reply(number, [extent.block, extent.segment, extent.offset, stamp])
+
+        self.tags.begin(begun)
+
+    def _commit(self, connection: Connection, number: int, body: Body) -> None:
+        block, *put = body
+        extent = self.store.blocks.extent(block)
+        if extent is None:
+            raise InvalidRequest(f"block {block!r:.80} is not reserved by this client: put again")
+        _, _, blob, rows, lengths = put
+        expected = self._template(blob).block_bytes(lengths, rows)
+        if expected != extent.nbytes:
+            # The writer has stopped copying, so what it reserved can go.
+            self.store.abort(block, connection)
+            raise InvalidRequest(
+                f"a block of {extent.nbytes} bytes where template and row lengths say {expected}"
+            )
+        self.publish(connection, number, extent, put)
+
+    def _abort(self, connection: Connection, number: int, body: Body) -> None:
+        (block,) = body
+        self.store.abort(block, connection)
+        connection.reply(number, None)
+
+    # -- read --------------------------------------------------------------------------------
+
+    def _pin(self, connection: Connection, number: int, body: Body) -> None:
+        (blocks,) = body
+        connection.reply(number, self.store.blocks.pin(_ids(blocks), connection))
+
+    def _unpin(self, connection: Connection, number: int, body: Body) -> None:
+        (handle,) = body
+        self.store.unpin(handle, connection)
+        connection.reply(number, None)
+
+    async def _read(self, connection: Connection, number: int, body: Body) -> None:
+        """Bytes of runs of blocks, in the order asked for: the way of other nodes."""
+        blocks, which, starts, sizes, timeout_s = body
+        ids = _ids(blocks)
+        block_of = np.frombuffer(which, np.int32)
+        start = np.frombuffer(starts, np.int64)
+        size = np.frombuffer(sizes, np.int64)
+        if not len(block_of) == len(start) == len(size) <= MAX_READ_RUNS:
+            raise InvalidRequest(f"a read names at most {MAX_READ_RUNS} runs in arrays of one size")
+        pinned = self.store.blocks.pin(ids, connection)
+        if pinned.gone:
+            connection.reply(number, [pinned.gone])
+            return
+        try:
+            extents = [self.store.blocks.extent(block) for block in ids]
+            limit = np.array([extent.nbytes if extent else 0 for extent in extents], np.int64)
+            if len(block_of) and (
+                block_of.min() < 0
+                or block_of.max() >= len(ids)
+                or start.min() < 0
+                or size.min() < 0
+                or ((start > limit[block_of]) | (size > limit[block_of] - start)).any()
+            ):
+                raise InvalidRequest("a read reaches beyond its blocks")
+            memory = [self.store.memory(extent) for extent in extents if extent]
+            parts = [
+                memory[b][s : s + n]
+                for b, s, n in zip(block_of.tolist(), start.tolist(), size.tolist(), strict=True)
+                if n
+            ]
+            # The store ends the pin at the request's deadline, whatever the reader does.
+            async with asyncio.timeout(_timeout(timeout_s)):
+                await connection.reply_with(number, [[]], parts, int(size.sum()))
+        except TimeoutError:
+            connection.cut(InvalidRequest("the read was not taken before its deadline"))
+        finally:
+            self.store.unpin(pinned.handle, connection)
+
+    # -- upkeep ------------------------------------------------------------------------------
+
+    async def repack(self) -> bool:
+        """Copy live rows out of mostly dead blocks; whether any block was emptied."""
+        moved = False
+        for block, blob, rows, lengths, keep, positions, fields in (
+            await self.tags.repack_candidates(REPACK_BLOCKS)
+        ):
+            old = self.store.blocks.extent(block)
+            if old is None:
+                continue
+            plan = plan_repack(self._template(blob), rows, lengths, keep, fields)
+            pinned = self.store.blocks.pin([block], self)
+            if pinned.gone:
+                continue
+            new = self.store.blocks.allocate(plan.nbytes, self)
+            try:
+                if new is None:
+                    continue
+                source, target = self.store.memory(old), self.store.memory(new)
+                front = plan.template.front(plan.lengths, plan.rows)
+                target[: len(front)] = front
+                for at, to, nbytes in plan.copies:
+                    target[to : to + nbytes] = source[at : at + nbytes]
+                del source, target
+                self.store.blocks.seal(new.block, self)
+                placement = (
+                    new.block, new.segment, new.offset, new.nbytes,
+                    plan.template.blob, plan.rows, plan.lengths,
+                )  # fmt: skip
+                moves = list(zip(keep, positions, strict=True))
+                await self.tags.repack(block, placement, moves)
+                self.store.blocks.publish(new.block)
+                moved = True
+            finally:
+                self.store.unpin(pinned.handle, self)
+        return moved
+
+    async def free(self, blocks: Sequence[int]) -> None:
+        """The tag store says that these blocks are dead."""
+        self.store.kill(blocks)
+
+    def gone(self, connection: Connection, *, stopped: bool) -> None:
+        """A client's connection ended."""
+        self.store.drop(connection, stopped=stopped)
+
+    def _status(self, connection: Connection, number: int, body: Body) -> None:
+        connection.reply(number, self.store.counts())
+
+
+class _Incoming:
+    """A block that is arriving through the socket."""
+
+    def __init__(
+        self, service: ValueService, connection: Connection, header: Header, extent: Extent
+    ) -> None:
+        self._service = service
+        self._connection = connection
+        self._number = header.number
+        self._put: list[Any] = list(header.body)
+        self._extent = extent
+        self._timer: asyncio.TimerHandle | None = None
+        self._begun: asyncio.Future[None] | None = None
+        self.memory = service.store.memory(extent)
+
+    def started(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LATE_PAYLOAD_S, self._late)
+
+    def _late(self) -> None:
+        # The put has begun but not ended; what is cleared from now on, it must not bring back.
+        begun = self._begun = asyncio.get_running_loop().create_future()
+
+        def done(stamp: Any, error: DataplaneError | None) -> None:
+            if error is None:
+                meta = PutMeta.unpack(self._put[0])
+                if meta.stamp is None:
+                    self._put[0] = meta._replace(stamp=stamp).pack()
+            begun.set_result(None)
+
+        self._service.tags.begin(done)
+
+    def complete(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._begun is None or self._begun.done():
+            self._publish()
+        else:
+            self._begun.add_done_callback(lambda _: self._publish())
+
+    def _publish(self) -> None:
+        self.memory = memoryview(b"")
+        service, connection = self._service, self._connection
+        if connection.closed:
+            service.store.abort(self._extent.block, connection)
+            return
+        try:
+            service.publish(connection, self._number, self._extent, self._put)
+        except DataplaneError as error:
+            connection.fail(self._number, error)
+
+    def lost(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.memory = memoryview(b"")
+        # Only this store wrote here, so the bytes are free at once.
+        self._service.store.abort(self._extent.block, self._connection)
+
+
+def _timeout(value: object) -> float:
+    if value is None:
+        return ROOM_TIMEOUT_S
+    if type(value) not in (int, float) or not 0 <= value <= 86_400:  # pyright: ignore
+        raise InvalidRequest(f"a timeout is seconds up to a day, not {value!r:.80}")
+    return float(value)  # pyright: ignore[reportArgumentType]
+
+
+def _ids(blocks: object) -> list[int]:
+    """Block ids from packed int64s."""
+    if type(blocks) is not bytes:
+        raise InvalidRequest("block ids are packed 64-bit integers")
+    return np.frombuffer(blocks, np.int64).tolist()

@@ -1,0 +1,257 @@
+"""Start, join and leave planes; the process's default client and the verbs that use it."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from dataplane.client.core import Joined
+from dataplane.client.get import Layout, Pad
+from dataplane.client.results import Listing, Rows
+from dataplane.client.sync import Client
+from dataplane.client.tags import Where
+from dataplane.config import Config
+from dataplane.errors import InvalidRequest, PlaneLost
+from dataplane.types import KVBatchMeta, Revision
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+_lock = threading.RLock()  # guards the default client and starting
+_default: Client | None = None
+
+
+def init(config: Config | Mapping[str, Any] | None = None, *, name: str = "default") -> Client:
+    """A client of the plane of this name, which is started if it is not there.
+
+    Under Ray (initialised in this process) the plane is hosted by detached actors and outlives
+    this process; without, by one child process that ends with this one. The first client of a
+    process is also its default client, which the module-level verbs use.
+
+    Raises:
+        DeadlineExceeded: the plane did not come up in time; it was stopped, and init may be
+            repeated.
+        InvalidRequest: a setting is wrong or shared memory too small; the message says which.
+    """
+    settings = _config(config)
+    with _lock:
+        if _uses_ray(settings):
+            from dataplane.host import ray as host
+
+            client = _client(host.start_or_attach(name, settings), settings)
+        else:
+            from dataplane.host import embedded
+
+            joined = embedded.attach(name, settings)
+            if joined is not None:
+                client = _client(joined, settings)
+            else:
+                started = embedded.start(name, settings)
+                atexit.register(started.stop)
+
+                def on_close(destroy: bool) -> None:
+                    started.stop()
+                    atexit.unregister(started.stop)
+
+                client = Client(
+                    started.joined, settings, tls=_tls(settings), on_close=on_close
+                )
+        _become_default(client)
+        return client
+
+
+def connect(
+    name: str = "default",
+    *,
+    address: str | None = None,
+    config: Config | Mapping[str, Any] | None = None,
+) -> Client:
+    """A client of a plane that exists already. PlaneLost if there is none of this name.
+
+    `address` is the unix socket that `dataplane serve` printed, for planes without Ray.
+    """
+    settings = _config(config)
+    with _lock:
+        client = _client(_join(name, address, settings), settings)
+        _become_default(client)
+        return client
+
+
+def close(destroy: bool = False) -> None:
+    """Close the process's default client; with `destroy` end its plane. Repeatable."""
+    global _default
+    with _lock:
+        client, _default = _default, None
+    if client is not None:
+        client.close(destroy)
+
+
+def default_client() -> Client:
+    """The process's default client. PlaneLost if nothing was joined yet."""
+    client = _default
+    if client is None:
+        raise PlaneLost("this process has joined no plane: call dataplane.init() or connect()")
+    return client
+
+
+def join(name: str, address: str | None, settings: Config) -> Joined:
+    """How to reach a plane that exists already."""
+    return _join(name, address, settings)
+
+
+# -- verbs of the default client -------------------------------------------------------------
+
+
+def kv_put(
+    key: str,
+    partition_id: str,
+    fields: Mapping[str, object] | None = None,
+    tags: Mapping[str, object] | None = None,
+    *,
+    must_exist: bool = False,
+    if_absent: bool = False,
+    return_tags: bool = False,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """`Client.kv_put` of the process's default client."""
+    return default_client().kv_put(
+        key, partition_id, fields, tags,
+        must_exist=must_exist, if_absent=if_absent, return_tags=return_tags, timeout=timeout,
+    )  # fmt: skip
+
+
+def kv_batch_put(
+    keys: Sequence[str],
+    partition_id: str,
+    fields: Mapping[str, object] | Sequence[Mapping[str, object]] | TensorDict | None = None,
+    tags: Sequence[Mapping[str, object]] | None = None,
+    *,
+    must_exist: bool = False,
+    if_absent: bool = False,
+    return_tags: bool = False,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """`Client.kv_batch_put` of the process's default client."""
+    return default_client().kv_batch_put(
+        keys, partition_id, fields, tags,
+        must_exist=must_exist, if_absent=if_absent, return_tags=return_tags, timeout=timeout,
+    )  # fmt: skip
+
+
+def kv_batch_get(
+    keys: Sequence[str],
+    partition_id: str,
+    select_fields: Sequence[str] | None = None,
+    *,
+    layout: Layout = "nested",
+    pad: Pad | Mapping[str, Pad] | None = None,
+    out: Mapping[str, torch.Tensor] | None = None,
+    total: int | None = None,
+    trim: Mapping[str, tuple[int, int]] | None = None,
+    on_missing: str = "raise",
+    timeout: float | None = None,
+) -> Rows:
+    """`Client.kv_batch_get` of the process's default client."""
+    return default_client().kv_batch_get(
+        keys, partition_id, select_fields,
+        layout=layout, pad=pad, out=out, total=total, trim=trim, on_missing=on_missing,
+        timeout=timeout,
+    )  # fmt: skip
+
+
+def kv_view(
+    keys: Sequence[str],
+    partition_id: str,
+    select_fields: Sequence[str] | None = None,
+    *,
+    layout: Layout = "nested",
+    timeout: float | None = None,
+) -> AbstractContextManager[Rows]:
+    """`Client.kv_view` of the process's default client."""
+    return default_client().kv_view(
+        keys, partition_id, select_fields, layout=layout, timeout=timeout
+    )
+
+
+def kv_list(
+    partition_id: str,
+    *,
+    where: Where | None = None,
+    since: Revision | None = None,
+    columns: Sequence[str] | None = None,
+    limit: int | None = None,
+    timeout: float | None = None,
+) -> Listing:
+    """`Client.kv_list` of the process's default client."""
+    return default_client().kv_list(
+        partition_id, where=where, since=since, columns=columns, limit=limit, timeout=timeout
+    )
+
+
+def kv_clear(
+    keys: Sequence[str] | None,
+    partition_id: str,
+    *,
+    where: Where | None = None,
+    timeout: float | None = None,
+) -> int:
+    """`Client.kv_clear` of the process's default client."""
+    return default_client().kv_clear(keys, partition_id, where=where, timeout=timeout)
+
+
+# -- inside ----------------------------------------------------------------------------------
+
+
+def _config(config: Config | Mapping[str, Any] | None) -> Config:
+    if isinstance(config, Config):
+        return config
+    try:
+        return Config(**(config or {}))
+    except ValueError as error:
+        raise InvalidRequest(f"settings: {error}") from None
+
+
+def _uses_ray(config: Config) -> bool:
+    if config.host == "auto":
+        ray = sys.modules.get("ray")
+        return ray is not None and bool(ray.is_initialized())
+    return config.host == "ray"
+
+
+def _tls(config: Config) -> Any:
+    from dataplane.server.plane import tls_of
+
+    return tls_of(config)
+
+
+def _client(joined: Joined, config: Config) -> Client:
+    return Client(joined, config, tls=_tls(config))
+
+
+def _join(name: str, address: str | None, config: Config) -> Joined:
+    from dataplane.host import embedded
+
+    if address is not None:
+        return embedded.attach_address(address, config)
+    if _uses_ray(config):
+        from dataplane.host import ray as host
+
+        return host.attach(name, config)
+    joined = embedded.attach(name, config)
+    if joined is None:
+        raise PlaneLost(
+            f"no plane {name!r} runs on this machine: start one with dataplane.init() or "
+            "`dataplane serve`, or initialise Ray to join a cluster's"
+        )
+    return joined
+
+
+def _become_default(client: Client) -> None:
+    global _default
+    if _default is None or _default.closed:
+        _default = client

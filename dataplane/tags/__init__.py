@@ -1,0 +1,1 @@
+"""The tag store: keys, tags, placements and revisions. It never holds a value."""

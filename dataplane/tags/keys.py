@@ -1,0 +1,112 @@
+"""What a key, a partition name and the tags of a put may look like. Pure.
+
+Keys are never parsed and never become paths here, but they end in file names of exports, in shells
+and in terminals of operators; so control characters and `..` components are refused at the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgpack
+
+from dataplane.errors import InvalidRequest, quote
+from dataplane.types import Tags
+
+MAX_KEY_BYTES = 1024
+MAX_TAG_BYTES = 64 << 10
+MAX_TAGS = 1024
+MAX_KEYS = 65_536
+
+
+def check_keys(keys: object, *, unique: bool = True) -> list[str]:
+    """The keys of a request. InvalidRequest names the first few that will not do."""
+    if type(keys) is not list:
+        raise InvalidRequest(f"keys are a list of strings, not {type(keys).__name__}")
+    if len(keys) > MAX_KEYS:
+        raise InvalidRequest(
+            f"{len(keys)} keys in one request; at most {MAX_KEYS} are taken: split it"
+        )
+    if not keys:
+        return []
+    if set(map(type, keys)) != {str}:
+        wrong = next(key for key in keys if type(key) is not str)
+        raise InvalidRequest(f"a key is a string, not {type(wrong).__name__}: {wrong!r:.80}")
+    names = cast("list[str]", keys)
+    if unique and len(set(names)) != len(names):
+        seen: set[str] = set()
+        twice = sorted({key for key in names if key in seen or seen.add(key)})
+        raise InvalidRequest(f"a put names each key once; repeated: {quote(twice)}")
+    # One pass over all of them in C settles the usual case.
+    lengths = list(map(len, names))
+    text = "".join(names)
+    if min(lengths) == 0 or max(lengths) > MAX_KEY_BYTES // 4 or not text.isprintable() or (
+        ".." in text
+    ):
+        for key in names:
+            check_name(key, "key")
+    return names
+
+
+def check_name(name: object, what: str) -> str:
+    """The name of a key or partition. InvalidRequest says what is wrong with it."""
+    if type(name) is not str:
+        raise InvalidRequest(f"a {what} is a string, not {type(name).__name__}")
+    if not name:
+        raise InvalidRequest(f"the empty string is no {what}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"the {what} {quote([name])} is not valid Unicode") from None
+    if size > MAX_KEY_BYTES:
+        raise InvalidRequest(
+            f"the {what} {quote([name])} has {size} bytes; at most {MAX_KEY_BYTES} are taken"
+        )
+    if any(ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u2028\u2029" for c in name):
+        raise InvalidRequest(f"the {what} {quote([name])} has control characters")
+    if ".." in name and ".." in name.replace("\\", "/").split("/"):
+        raise InvalidRequest(f"the {what} {quote([name])} has a '..' path component")
+    return name
+
+
+def unpack_tags(packed: bytes | memoryview, keys: Sequence[str]) -> tuple[list[Tags], list[int]]:
+    """The tags of each key from concatenated msgpack maps, and their packed sizes.
+
+    InvalidRequest names the key whose tags will not do.
+    """
+    unpacker = msgpack.Unpacker(strict_map_key=True, max_buffer_size=max(len(packed), 1))
+    unpacker.feed(packed)
+    unpack, tell = unpacker.unpack, unpacker.tell
+    tags: list[Tags] = []
+    sizes: list[int] = []
+    at = 0
+    try:
+        for _ in keys:
+            tags.append(unpack())
+            now = tell()
+            sizes.append(now - at)
+            at = now
+    except Exception as error:
+        raise InvalidRequest(
+            f"the tags of key {quote([keys[len(tags)]])} are not msgpack: {error}"
+        ) from None
+    if at != len(packed):
+        raise InvalidRequest(f"tags for more than the {len(keys)} keys of the put")
+    if keys and set(map(type, tags)) != {dict}:
+        wrong = next(key for key, tag in zip(keys, tags, strict=True) if type(tag) is not dict)
+        raise InvalidRequest(f"the tags of key {quote([wrong])} are not a mapping")
+    if sizes and max(sizes) > MAX_TAG_BYTES:
+        large = sizes.index(max(sizes))
+        raise InvalidRequest(
+            f"the tags of key {quote([keys[large]])} take {sizes[large]} bytes; at most "
+            f"{MAX_TAG_BYTES} are kept: store what is large as a field"
+        )
+    for name in set[str]().union(*tags):
+        if type(name) is not str or not 0 < len(name.encode("utf-8", "replace")) <= 256 or (
+            not name.isprintable()
+        ):
+            raise InvalidRequest(
+                f"a tag name is a printable string of 1 to 256 bytes, not {name!r:.80}"
+            )
+    return tags, sizes

@@ -1,0 +1,409 @@
+"""One partition: its rows, its key index, its schema, its bytes. Pure.
+
+Checks change nothing; `apply_put` and `apply_clear` cannot fail after their checks passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgpack
+
+from dataplane.errors import (
+    AlreadyWritten,
+    InvalidRequest,
+    KeyNotFound,
+    SchemaMismatch,
+    StaleWrite,
+    quote,
+)
+from dataplane.tags.keys import MAX_TAG_BYTES, MAX_TAGS
+from dataplane.tags.placement import Placement
+from dataplane.tags.rows import (
+    CHUNK_ROWS,
+    SHARDS,
+    Chunk,
+    KeyIndex,
+    Layers,
+    Row,
+    Slots,
+    Tombstone,
+)
+from dataplane.types import FieldSchema, Tags
+
+
+class PutRows(NamedTuple):
+    """One put as the tag store sees it."""
+
+    partition_id: str
+    keys: list[str]
+    tags: list[Tags] | None
+    tag_sizes: list[int] | None
+    placement: Placement | None
+    must_exist: bool = False
+    if_absent: bool = False
+    stamp: int | None = None
+    """Revision at which the put began; None if it begins now."""
+
+
+class Partition:
+    def __init__(self, partition_id: str) -> None:
+        self.partition_id = partition_id
+        self.revision = 0
+        """Last change of this partition."""
+        self.index = KeyIndex()
+        self.slots = Slots()
+        self.schema: dict[str, FieldSchema] = {}
+        self.payload_bytes = 0
+        """Bytes of all live cells."""
+        self.tag_bytes = 0
+        self._templates: set[bytes] = set()
+        """Templates whose columns agree with the schema."""
+
+    def __len__(self) -> int:
+        return self.slots.live
+
+    def row(self, key: str) -> Row | None:
+        position = self.index.get(key)
+        if position is None:
+            return None
+        slot = self.slots.at(position)
+        return slot if type(slot) is Row else None
+
+    # -- put ---------------------------------------------------------------------------------
+
+    def check_put(self, put: PutRows, floor: int) -> None:
+        """Raise what is wrong with the put; nothing is changed."""
+        placement = put.placement
+        if placement is not None and placement.template.blob not in self._templates:
+            self._check_schema(placement, put.keys[0])
+        if put.stamp is not None and put.stamp < floor:
+            raise StaleWrite(
+                f"the put began at revision {put.stamp}, before what history still covers "
+                f"(from {floor}): whether its keys were cleared since cannot be told; put again",
+                partition_id=self.partition_id,
+                keys=put.keys,
+                cleared_at=None,
+            )
+        if put.stamp is not None:
+            self._check_stale(put.keys, put.stamp)
+        if put.must_exist:
+            missing = [key for key in put.keys if self.row(key) is None]
+            if missing:
+                raise KeyNotFound(
+                    f"partition {self.partition_id!r} has no key {quote(missing)}; "
+                    "must_exist=True writes to rows that exist only",
+                    partition_id=self.partition_id,
+                    keys=missing,
+                )
+        if put.if_absent:
+            present = [key for key in put.keys if self.row(key) is not None]
+            if present:
+                raise AlreadyWritten(
+                    f"partition {self.partition_id!r} has {quote(present)} already; "
+                    "if_absent=True writes new rows only",
+                    partition_id=self.partition_id,
+                    keys=present,
+                )
+        if put.tags is not None:
+            self._check_merged_tags(put)
+
+    def _check_schema(self, placement: Placement, key: str) -> None:
+        for column in placement.template.columns:
+            known = self.schema.get(column.name)
+            if known is None or (known.dtype == column.dtype and known.rank == len(column.dims)):
+                continue
+            raise SchemaMismatch(
+                f"field {column.name!r} of partition {self.partition_id!r} holds {known.dtype} of "
+                f"rank {known.rank}, and key {quote([key])} brings {column.dtype} of rank "
+                f"{len(column.dims)}: convert it, or use another field name",
+                partition_id=self.partition_id,
+                keys=[key],
+                fields=[column.name],
+            )
+
+    def _check_stale(self, keys: Sequence[str], stamp: int) -> None:
+        stale: list[str] = []
+        cleared_at = 0
+        for key in keys:
+            position = self.index.get(key)
+            if position is None:
+                continue
+            slot = self.slots.at(position)
+            if type(slot) is Tombstone:
+                last = slot.revision
+            elif type(slot) is Row:
+                last = slot.cleared_at
+            else:
+                continue
+            if last > stamp:
+                stale.append(key)
+                cleared_at = max(cleared_at, last)
+        if stale:
+            raise StaleWrite(
+                f"{quote(stale)} of partition {self.partition_id!r} were cleared at revision "
+                f"{cleared_at}, after this put began at {stamp}: drop it, or put again if the "
+                "rows are wanted",
+                partition_id=self.partition_id,
+                keys=stale,
+                cleared_at=cleared_at,
+            )
+
+    def _check_merged_tags(self, put: PutRows) -> None:
+        assert put.tags is not None and put.tag_sizes is not None
+        for key, tags, size in zip(put.keys, put.tags, put.tag_sizes, strict=True):
+            row = self.row(key)
+            if row is None:
+                if len(tags) <= MAX_TAGS:
+                    continue
+                count, size = len(tags), size
+            elif row.tag_bytes + size <= MAX_TAG_BYTES and len(row.tags) + len(tags) <= MAX_TAGS:
+                continue
+            else:
+                # The sum is an upper bound; only when it is over is the merge itself measured.
+                merged = {**row.tags, **tags}
+                count, size = len(merged), len(msgpack.packb(merged))
+            if size > MAX_TAG_BYTES or count > MAX_TAGS:
+                raise InvalidRequest(
+                    f"key {quote([key])} would have {count} tags of {size} bytes; at most "
+                    f"{MAX_TAGS} of {MAX_TAG_BYTES} bytes are kept: store what is large as a field"
+                )
+
+    def apply_put(self, put: PutRows, revision: int) -> list[Placement]:
+        """Make the rows as the put says; returns the placements that died of it."""
+        placement = put.placement
+        slots, shards = self.slots, self.index.shards
+        dead: list[Placement] = []
+        positions: list[int] = []
+        none: Tags = {}
+        added_tag_bytes = 0
+        all_tags = put.tags
+        sizes = put.tag_sizes
+        for i, key in enumerate(put.keys):
+            tags = none if all_tags is None else all_tags[i]
+            size = 1 if sizes is None else sizes[i]
+            shard = shards[hash(key) & (SHARDS - 1)]
+            position = shard.get(key)
+            slot = None if position is None else slots.at(position)
+            if type(slot) is Row:
+                assert position is not None
+                layers = slot.layers
+                if placement is not None:
+                    layers = self._cover(layers, placement, i, dead)
+                self._replace(slot, position, tags, size, layers, revision)
+            else:
+                layers = () if placement is None else (placement, i)
+                cleared_at = slot.revision if type(slot) is Tombstone else 0
+                position = slots.append(Row(key, tags, size, layers, revision, cleared_at))
+                shard[key] = position
+                added_tag_bytes += size
+            positions.append(position)
+        self.tag_bytes += added_tag_bytes
+        self.revision = revision
+        if placement is not None:
+            placement.partition_id = self.partition_id
+            placement.positions = _compact(positions)
+            self.payload_bytes += placement.payload_bytes
+            self._learn(placement)
+        return dead
+
+    def _replace(
+        self, row: Row, position: int, tags: Tags, size: int, layers: Layers, revision: int
+    ) -> None:
+        chunk = self.slots.writable(position)
+        columns = chunk.columns
+        if tags:
+            old = row.tags
+            merged = {**old, **tags}
+            total = row.tag_bytes + size
+            if total > MAX_TAG_BYTES:
+                total = len(msgpack.packb(merged))
+            if columns:
+                for name in tags:
+                    columns.pop(name, None)
+            if chunk.names is not None:
+                chunk.names.update(tags)
+            self.tag_bytes += total - row.tag_bytes
+        else:
+            merged, total = row.tags, row.tag_bytes
+        if columns and layers is not row.layers:
+            for name in [name for name in columns if name[:1] == "\0"]:
+                del columns[name]
+        chunk.rows[position & (CHUNK_ROWS - 1)] = Row(
+            row.key, merged, total, layers, revision, row.cleared_at
+        )
+
+    def _cover(self, layers: Layers, new: Placement, at: int, dead: list[Placement]) -> Layers:
+        """The layers of a row under a new one; cells that it covers die."""
+        kept: list[Placement | int] = [new, at]
+        covered = set[str]()
+        arriving = new.template.index
+        for k in range(0, len(layers), 2):
+            old: Placement = layers[k]  # pyright: ignore[reportAssignmentType]
+            row: int = layers[k + 1]  # pyright: ignore[reportAssignmentType]
+            left = False
+            for name in old.template.names:
+                if name in covered:
+                    continue
+                if name in arriving:
+                    old.live -= 1
+                    self.payload_bytes -= old.field_bytes(name, row)
+                else:
+                    left = True
+            covered.update(old.template.names)
+            if left:
+                kept += (old, row)
+            if not old.live:
+                dead.append(old)
+        return tuple(kept)
+
+    def _learn(self, placement: Placement) -> None:
+        template = placement.template
+        if template.blob in self._templates:
+            return
+        for column in template.columns:
+            if column.name not in self.schema:
+                self.schema[column.name] = FieldSchema(
+                    column.dtype, len(column.dims), column.ragged_dim
+                )
+        if len(self._templates) > 4096:
+            self._templates.clear()  # only a cache: sizes of dense fields make ever new ones
+        self._templates.add(template.blob)
+
+    # -- clear -------------------------------------------------------------------------------
+
+    def present(self, keys: Iterable[str]) -> tuple[list[str], list[int]]:
+        """Those of the keys that exist, each once, and their positions."""
+        found: dict[str, int] = {}
+        for key in keys:
+            position = self.index.get(key)
+            if position is not None and type(self.slots.at(position)) is Row:
+                found[key] = position
+        return list(found), list(found.values())
+
+    def apply_clear(self, positions: Iterable[int], revision: int) -> list[Placement]:
+        """Empty these slots, all of which hold rows; returns the placements that died of it."""
+        tombstone = Tombstone(revision)
+        slots = self.slots
+        rows: list[Row] = []
+        for position in positions:
+            row = slots.at(position)
+            assert type(row) is Row
+            rows.append(row)
+            slots.bury(position, tombstone)
+        self.revision = revision
+        return self.release(rows)
+
+    def swap_clear(self, number: int, chunk: Chunk, removed: int, revision: int) -> None:
+        """Put a chunk with rows already buried in the place of the one it was made from."""
+        self.slots.chunks[number] = chunk
+        self.slots.live -= removed
+        self.revision = revision
+
+    def release(self, rows: Iterable[Row]) -> list[Placement]:
+        """Let go of the cells of rows that are cleared; returns the placements that died."""
+        taken: dict[Placement, list[int]] = {}
+        dead: list[Placement] = []
+        for row in rows:
+            self.tag_bytes -= row.tag_bytes
+            layers = row.layers
+            if len(layers) == 2:
+                # A row's only layer has no dead cell: whatever covered one would be a layer too.
+                taken.setdefault(layers[0], []).append(layers[1])  # pyright: ignore
+            elif layers:
+                self._release_covered(layers, dead)
+        for placement, of in taken.items():
+            placement.live -= len(of) * len(placement.template.columns)
+            if len(of) == placement.rows:
+                self.payload_bytes -= placement.payload_bytes
+            else:
+                self.payload_bytes -= sum(placement.row_bytes(row) for row in of)
+            if not placement.live:
+                dead.append(placement)
+        return dead
+
+    def _release_covered(self, layers: Layers, dead: list[Placement]) -> None:
+        covered = set[str]()
+        for k in range(0, len(layers), 2):
+            placement: Placement = layers[k]  # pyright: ignore[reportAssignmentType]
+            row: int = layers[k + 1]  # pyright: ignore[reportAssignmentType]
+            for name in placement.template.names:
+                if name not in covered:
+                    placement.live -= 1
+                    self.payload_bytes -= placement.field_bytes(name, row)
+            covered.update(placement.template.names)
+            if not placement.live:
+                dead.append(placement)
+
+    # -- repack ------------------------------------------------------------------------------
+
+    def live_rows_of(self, placement: Placement) -> list[tuple[int, int, frozenset[str]]]:
+        """Rows of a placement with live cells: (row in it, position, live field names)."""
+        found: list[tuple[int, int, frozenset[str]]] = []
+        for row, position in enumerate(placement.positions):
+            slot = self.slots.at(position)
+            if type(slot) is not Row:
+                continue
+            live = _live_fields(slot.layers, placement, row)
+            if live:
+                found.append((row, position, live))
+        return found
+
+    def apply_repack(
+        self, old: Placement, new: Placement, moves: Sequence[tuple[int, int]]
+    ) -> list[Placement]:
+        """Point cells from an old block to their copies; returns the placements that died of it.
+
+        `moves[i]` is (row in old, position) of new's row i. Compare and set per cell: one that
+        was cleared or overwritten meanwhile stays so. Changes no revision.
+        """
+        new.live = 0
+        names = set(new.template.names)
+        for at, (row, position) in enumerate(moves):
+            slot = self.slots.at(position)
+            if type(slot) is not Row:
+                continue
+            live = _live_fields(slot.layers, old, row)
+            if not live or not live <= names:
+                continue
+            layers = list(slot.layers)
+            k = _layer_of(slot.layers, old, row)
+            layers[k : k + 2] = [new, at]
+            chunk = self.slots.writable(position)
+            chunk.rows[position & (CHUNK_ROWS - 1)] = Row(
+                slot.key, slot.tags, slot.tag_bytes, tuple(layers), slot.revision, slot.cleared_at
+            )
+            old.live -= len(live)
+            new.live += len(live)
+        new.partition_id = self.partition_id
+        new.positions = [position for _, position in moves]
+        return [placement for placement in (old, new) if not placement.live]
+
+
+def _layer_of(layers: Layers, placement: Placement, row: int) -> int:
+    for k in range(0, len(layers), 2):
+        if layers[k] is placement and layers[k + 1] == row:
+            return k
+    return -1
+
+
+def _live_fields(layers: Layers, placement: Placement, row: int) -> frozenset[str]:
+    k = _layer_of(layers, placement, row)
+    if k < 0:
+        return frozenset()
+    live = set(placement.template.names)
+    for newer in range(0, k, 2):
+        live -= set(layers[newer].template.names)  # pyright: ignore
+    return frozenset(live)
+
+
+def _compact(positions: list[int]) -> Sequence[int]:
+    """A range where the positions are one: a put of new rows nearly always is."""
+    first = positions[0]
+    if positions[-1] - first == len(positions) - 1 and all(
+        position == first + i for i, position in enumerate(positions)
+    ):
+        return range(first, first + len(positions))
+    return positions
+

@@ -1,0 +1,85 @@
+"""Where the values of one put lie, and how many of its cells are still in use. Pure.
+
+A placement is shared by all rows of its put. A cell (row x field) dies when its row is cleared or
+another put overwrites the field; with the last one the block itself is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.codec.template import Template
+
+
+class Placement:
+    __slots__ = (
+        "_cell_bytes", "block", "lengths", "live", "nbytes", "offset", "partition_id", "positions",
+        "rows", "segment", "store", "template",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        store: str,
+        block: int,
+        segment: int,
+        offset: int,
+        nbytes: int,
+        template: Template,
+        rows: int,
+        lengths: bytes,
+    ) -> None:
+        self.store = store
+        self.block = block
+        self.segment = segment
+        self.offset = offset
+        self.nbytes = nbytes
+        self.template = template
+        self.rows = rows
+        self.lengths = lengths
+        self.live = rows * len(template.columns)
+        """Cells still in use."""
+        self.partition_id = ""
+        self.positions: Sequence[int] = ()
+        """Slot of each row in its partition, so that a repack finds them."""
+        self._cell_bytes: npt.NDArray[np.int64] | None = None
+
+    @property
+    def cell_bytes(self) -> npt.NDArray[Any]:  # [C, R] int64
+        """Bytes of every cell."""
+        if self._cell_bytes is None:
+            sizes = np.frombuffer(self.lengths, np.int32).reshape(-1, 1, self.rows)
+            self._cell_bytes = self.template.row_bytes_of(sizes)[:, 0, :]
+        return self._cell_bytes
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all cells together, padding and front left out."""
+        if self.rows == 1:
+            return sum(self.one_row_bytes())
+        return int(self.cell_bytes.sum())
+
+    def row_bytes(self, row: int) -> int:
+        """Bytes of all cells of one row."""
+        return self.payload_bytes if self.rows == 1 else int(self.cell_bytes[:, row].sum())
+
+    def one_row_bytes(self) -> list[int]:
+        """Bytes of each cell of a one-row block; plain integers, for the path of single puts."""
+        template = self.template
+        lengths = memoryview(self.lengths).cast("i")
+        sizes: list[int] = []
+        for i, column in enumerate(template.columns):
+            size = template.fixed_bytes[i]
+            first = template.first_free[i]
+            for k in range(first, first + len(column.free)):
+                size *= lengths[k]
+            sizes.append(size)
+        return sizes
+
+    def field_bytes(self, name: str, row: int) -> int:
+        """Bytes of one cell."""
+        i = self.template.index[name]
+        return self.one_row_bytes()[i] if self.rows == 1 else int(self.cell_bytes[i, row])

@@ -1,0 +1,193 @@
+"""From keys to places: which blocks a get must read, as arrays. Pure.
+
+The answer is columnar, so that a thousand rows from one block and a thousand rows from a thousand
+blocks are both a handful of arrays on the wire and a handful of numpy calls in the client.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from dataplane.errors import FieldNotFound, KeyNotFound, quote
+from dataplane.tags.partition import Partition
+from dataplane.tags.placement import Placement
+from dataplane.tags.rows import SHARDS, Layers, Row
+
+Answer = list[Any]
+"""[keys | None, fields, schema, stores, templates, blocks, groups] as `wire.messages` documents."""
+
+_NAMES: dict[tuple[bytes, ...], tuple[str, ...]] = {}
+
+
+def resolve(
+    partition: Partition, keys: Sequence[str], fields: list[str] | None, *, drop_missing: bool
+) -> Answer:
+    """Where the fields of these keys lie, at one moment.
+
+    With `fields` None: every field that any of the rows has. KeyNotFound and FieldNotFound name
+    all that is missing, or with `drop_missing` such keys are left out.
+    """
+    shards = partition.index.shards
+    slots = partition.slots
+    rows: list[Row] = []
+    missing: list[str] = []
+    at = slots.at
+    for key in keys:
+        position = shards[hash(key) & (SHARDS - 1)].get(key)
+        row = None if position is None else at(position)
+        if type(row) is Row:
+            rows.append(row)
+        else:
+            missing.append(key)
+    kept: list[str] | None = None
+    if missing:
+        if not drop_missing:
+            raise KeyNotFound(
+                f"partition {partition.partition_id!r} has no key {quote(missing)}: they were "
+                "cleared or never put; list it again, or pass on_missing='drop'",
+                partition_id=partition.partition_id,
+                keys=list(dict.fromkeys(missing)),
+            )
+        kept = [row.key for row in rows]
+    signatures = _signatures(rows)
+    if fields is None:
+        names: dict[str, None] = {}
+        for layers in signatures.values():
+            for placement in layers[::2]:
+                names.update(dict.fromkeys(placement.template.names))  # pyright: ignore
+        fields = sorted(names)
+    lacking = {
+        signature: absent
+        for signature, layers in signatures.items()
+        if (absent := [name for name in fields if _layer(layers, name) < 0])
+    }
+    if lacking:
+        bad = [row for row in rows if _signature(row.layers) in lacking]
+        if not drop_missing:
+            absent = {name for names in lacking.values() for name in names}
+            shown = [name for name in fields if name in absent]
+            bad_keys = list(dict.fromkeys(row.key for row in bad))
+            raise FieldNotFound(
+                f"partition {partition.partition_id!r} has no field {quote(shown)} for key "
+                f"{quote(bad_keys)}: select the fields that all keys have, or wait until they "
+                "are produced",
+                partition_id=partition.partition_id,
+                keys=bad_keys,
+                fields=shown,
+            )
+        rows = [row for row in rows if _signature(row.layers) not in lacking]
+        kept = [row.key for row in rows]
+        signatures = _signatures(rows)
+    schema = [list(partition.schema[name]) if name in partition.schema else None for name in fields]
+    return [kept, fields, schema, *_places(rows, fields, signatures)]
+
+
+def _signature(layers: Layers) -> tuple[int, ...]:
+    """Which templates a row's layers have; rows of one signature find a field in the same layer."""
+    if len(layers) == 2:
+        return (id(layers[0].template),)  # pyright: ignore[reportAttributeAccessIssue]
+    return tuple(id(placement.template) for placement in layers[::2])  # pyright: ignore
+
+
+def _signatures(rows: Sequence[Row]) -> dict[tuple[int, ...], Layers]:
+    found: dict[tuple[int, ...], Layers] = {}
+    last: Any = None
+    for row in rows:
+        layers = row.layers
+        # Rows of one put follow each other and share a template.
+        if len(layers) == 2 and layers[0] is last:
+            continue
+        found.setdefault(_signature(layers), layers)
+        last = layers[0] if len(layers) == 2 else None
+    return found
+
+
+def _layer(layers: Layers, name: str) -> int:
+    for k in range(0, len(layers), 2):
+        if name in layers[k].template.index:  # pyright: ignore[reportAttributeAccessIssue]
+            return k
+    return -1
+
+
+def _places(
+    rows: Sequence[Row], fields: Sequence[str], signatures: dict[tuple[int, ...], Layers]
+) -> list[Any]:
+    plans = {
+        signature: tuple(_layer(layers, name) for name in fields)
+        for signature, layers in signatures.items()
+    }
+    table = _BlockTable()
+    groups: list[list[Any]] = []
+    if not fields or not rows:
+        return [*table.wire(), [[list(range(len(fields))), b"", b""]] if fields else []]
+    if len(set(plans.values())) == 1:
+        plan = next(iter(plans.values()))
+        for k in dict.fromkeys(plan):
+            members = [i for i, layer in enumerate(plan) if layer == k]
+            groups.append([members, *table.assign(rows, k)])
+    else:
+        for i in range(len(fields)):
+            layer_of = [plans[_signature(row.layers)][i] for row in rows]
+            groups.append([[i], *table.assign_each(rows, layer_of)])
+    return [*table.wire(), groups]
+
+
+class _BlockTable:
+    """The blocks of one answer, each once, as parallel arrays."""
+
+    def __init__(self) -> None:
+        self.number: dict[Placement, int] = {}
+
+    def assign(self, rows: Sequence[Row], k: int) -> tuple[bytes, bytes]:
+        number = self.number
+        blocks: list[int] = []
+        places: list[int] = []
+        last: Any = None
+        index = 0
+        for row in rows:
+            placement = row.layers[k]
+            if placement is not last:
+                last = placement
+                index = number.setdefault(last, len(number))
+            blocks.append(index)
+            places.append(row.layers[k + 1])  # pyright: ignore[reportArgumentType]
+        return array("i", blocks).tobytes(), array("i", places).tobytes()
+
+    def assign_each(self, rows: Sequence[Row], layer_of: Sequence[int]) -> tuple[bytes, bytes]:
+        number = self.number
+        blocks: list[int] = []
+        places: list[int] = []
+        for row, k in zip(rows, layer_of, strict=True):
+            placement: Placement = row.layers[k]  # pyright: ignore[reportAssignmentType]
+            blocks.append(number.setdefault(placement, len(number)))
+            places.append(row.layers[k + 1])  # pyright: ignore[reportArgumentType]
+        return array("i", blocks).tobytes(), array("i", places).tobytes()
+
+    def wire(self) -> list[Any]:
+        stores: dict[str, int] = {}
+        templates: dict[bytes, int] = {}
+        store_of = array("H")
+        template_of = array("H")
+        ids = array("q")
+        segments = array("I")
+        offsets = array("q")
+        rows = array("i")
+        lengths: list[bytes] = []
+        for p in self.number:
+            store_of.append(stores.setdefault(p.store, len(stores)))
+            template_of.append(templates.setdefault(p.template.blob, len(templates)))
+            ids.append(p.block)
+            segments.append(p.segment)
+            offsets.append(p.offset)
+            rows.append(p.rows)
+            lengths.append(p.lengths)
+        return [
+            list(stores),
+            list(templates),
+            [
+                store_of.tobytes(), template_of.tobytes(), ids.tobytes(), segments.tobytes(),
+                offsets.tobytes(), rows.tobytes(), b"".join(lengths),
+            ],
+        ]  # fmt: skip

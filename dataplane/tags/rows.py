@@ -1,0 +1,182 @@
+"""Rows and the chunks they live in. Pure.
+
+A row is immutable: a change makes a new one in the same slot, so whoever holds a row or a frozen
+chunk sees one moment. Slots are handed out in order and never reused, which makes a slot number
+(`position`) a lasting address; a cleared slot keeps a tombstone until history forgets the clear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dataplane.types import Tags
+
+if TYPE_CHECKING:
+    from dataplane.tags.placement import Placement
+    from dataplane.wire.columns import Column
+
+CHUNK_BITS = 10
+CHUNK_ROWS = 1 << CHUNK_BITS
+SHARDS = 256
+
+Layers = tuple["Placement | int", ...]
+"""Where a row's fields are: placement, row in it, placement, row in it, ... newest first.
+
+A field lies in the first layer whose template has it; the same field in later layers is dead.
+"""
+
+
+class Row:
+    __slots__ = ("cleared_at", "key", "layers", "revision", "tag_bytes", "tags")
+
+    def __init__(
+        self, key: str, tags: Tags, tag_bytes: int, layers: Layers, revision: int, cleared_at: int
+    ) -> None:
+        self.key = key
+        self.tags = tags
+        self.tag_bytes = tag_bytes
+        self.layers = layers
+        self.revision = revision
+        self.cleared_at = cleared_at
+        """Revision of the last clear of this key within history; 0 if there is none."""
+
+
+class Tombstone:
+    """Fills the slots that one clear emptied."""
+
+    __slots__ = ("revision",)
+
+    def __init__(self, revision: int) -> None:
+        self.revision = revision
+
+
+Slot = Row | Tombstone | None
+
+
+class Chunk:
+    """About a thousand slots. Frozen once a cut holds it: a change then copies it first."""
+
+    __slots__ = ("columns", "forgotten", "frozen", "live", "names", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[Slot] = []
+        self.live = 0
+        self.forgotten = 0
+        """Slots whose tombstone history has let go of."""
+        self.frozen = False
+        self.names: set[str] | None = None
+        """Tag names of the live rows, or more; None when not known."""
+        self.columns: dict[str, Column] = {}
+        """Encoded columns of the live rows, for those not changed since they were encoded."""
+
+    def thawed(self) -> Chunk:
+        """A copy that may be changed; encoded columns are immutable and shared."""
+        copy = Chunk()
+        copy.rows = self.rows.copy()
+        copy.live = self.live
+        copy.forgotten = self.forgotten
+        copy.names = None if self.names is None else set(self.names)
+        copy.columns = self.columns.copy()
+        return copy
+
+    def live_rows(self) -> list[Row]:
+        """The rows in slot order."""
+        if self.live == len(self.rows):
+            return self.rows  # pyright: ignore[reportReturnType]  # every slot is a row then
+        return [row for row in self.rows if type(row) is Row]
+
+
+class KeyIndex:
+    """Key to position, in shards small enough that growing one never stalls the loop."""
+
+    __slots__ = ("shards",)
+
+    def __init__(self) -> None:
+        self.shards: list[dict[str, int]] = [{} for _ in range(SHARDS)]
+
+    def get(self, key: str) -> int | None:
+        return self.shards[hash(key) & (SHARDS - 1)].get(key)
+
+    def set(self, key: str, position: int) -> None:
+        self.shards[hash(key) & (SHARDS - 1)][key] = position
+
+    def forget(self, key: str, position: int) -> None:
+        """Drop the entry if it still points there."""
+        shard = self.shards[hash(key) & (SHARDS - 1)]
+        if shard.get(key) == position:
+            del shard[key]
+
+
+class Slots:
+    """All chunks of a partition: positions in, rows out."""
+
+    __slots__ = ("chunks", "live")
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk | None] = []
+        self.live = 0
+
+    def at(self, position: int) -> Slot:
+        chunk = self.chunks[position >> CHUNK_BITS]
+        return None if chunk is None else chunk.rows[position & (CHUNK_ROWS - 1)]
+
+    def append(self, row: Row) -> int:
+        """Put the row in the next free slot; its position."""
+        chunks = self.chunks
+        chunk = chunks[-1] if chunks else None
+        if chunk is None or len(chunk.rows) == CHUNK_ROWS:
+            chunk = Chunk()
+            chunks.append(chunk)
+        elif chunk.frozen:
+            chunk = chunks[-1] = chunk.thawed()
+        rows = chunk.rows
+        rows.append(row)
+        if chunk.columns:
+            chunk.columns.clear()
+        chunk.names = None
+        chunk.live += 1
+        self.live += 1
+        return ((len(chunks) - 1) << CHUNK_BITS) + len(rows) - 1
+
+    def writable(self, position: int) -> Chunk:
+        """The chunk of a live slot, thawed."""
+        number = position >> CHUNK_BITS
+        chunk = self.chunks[number]
+        assert chunk is not None
+        if chunk.frozen:
+            chunk = self.chunks[number] = chunk.thawed()
+        return chunk
+
+    def bury(self, position: int, tombstone: Tombstone) -> None:
+        """Replace a row by a tombstone."""
+        chunk = self.writable(position)
+        chunk.rows[position & (CHUNK_ROWS - 1)] = tombstone
+        chunk.columns.clear()
+        chunk.names = None
+        chunk.live -= 1
+        self.live -= 1
+
+    def forget(self, position: int) -> None:
+        """History let go of the tombstone here; a chunk of nothing else is dropped."""
+        number = position >> CHUNK_BITS
+        chunk = self.chunks[number]
+        if chunk is None:
+            return
+        if chunk.frozen:
+            chunk = self.chunks[number] = chunk.thawed()
+        chunk.rows[position & (CHUNK_ROWS - 1)] = None
+        chunk.forgotten += 1
+        if chunk.forgotten == CHUNK_ROWS:
+            self.chunks[number] = None
+
+    def cut(self) -> list[Chunk]:
+        """The chunks as they are now, for good: later changes copy what they touch."""
+        chunks = [chunk for chunk in self.chunks if chunk is not None and chunk.live]
+        for chunk in chunks:
+            chunk.frozen = True
+        return chunks
+
+    def __iter__(self) -> Iterator[Row]:
+        for chunk in self.cut():
+            yield from chunk.live_rows()

@@ -1,0 +1,376 @@
+"""The blocks of one value store: who reserved them, who reads them, when their bytes return.
+
+Pure: owns states, pins and free lists, and never touches a file, a socket or a clock. Invariant:
+the extents of blocks in the table never overlap, so bytes that somebody may still write
+(reserved) or read (pinned) are not handed out again.
+
+    allocate        seal             publish           kill             last pin gone
+    --------> RESERVED ----> PUBLISHING ----> PUBLISHED ----> DEAD (pinned) ----> freed
+                  |              |                 `--------- unpinned ---------> freed
+                  | abort        | abort (refused by the tag store)
+                  | drop_owner   |   or kill (the news of its publication comes later)
+                  `-> freed      `-> as kill
+
+Only `kill`, which carries the tag store's word, ends a published block.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dataplane.errors import InternalError, InvalidRequest
+from dataplane.values.extents import PAGE, FirstFit, FreeList, round_up
+
+
+class State(enum.Enum):
+    """Where a block is in its life. A freed block is not in the table."""
+
+    RESERVED = "reserved"
+    """Its owner may be writing into it."""
+    PUBLISHING = "publishing"
+    """Its bytes are final; the tag store has been, or is about to be, told."""
+    PUBLISHED = "published"
+    """The tag store holds placements into it."""
+    DEAD = "dead"
+    """No placement names it any more; readers that pinned it keep its bytes."""
+
+
+class Extent(NamedTuple):
+    """Where a block lies."""
+
+    block: int
+    segment: int
+    offset: int
+    nbytes: int
+    """What was asked for; the extent takes `round_up(nbytes)`."""
+
+
+class Pinned(NamedTuple):
+    """The answer to `pin`."""
+
+    handle: int
+    """What `unpin` takes; 0 when nothing was pinned."""
+    gone: list[int]
+    """The blocks that are not there. If any is gone, none is pinned."""
+
+
+@dataclass(slots=True)
+class _Block:
+    extent: Extent
+    owner: Hashable
+    state: State = State.RESERVED
+    pins: int = 0
+
+
+@dataclass(slots=True)
+class _Segment:
+    free: FreeList
+    size: int
+    slot: int
+    retired: bool = False
+
+
+@dataclass(slots=True)
+class _Owner:
+    reserved: set[int] = field(default_factory=set[int])
+    handles: set[int] = field(default_factory=set[int])
+
+
+class _Pin(NamedTuple):
+    owner: Hashable
+    blocks: tuple[int, ...]
+
+
+def segment_size_for(nbytes: int, standard: int) -> int:
+    """The size of a segment that can hold a block of `nbytes`: the standard one, or its own."""
+    return max(standard, PAGE + round_up(nbytes))
+
+
+class BlockTable:
+    """The blocks of one store. For one thread, as the store's loop is.
+
+    Block ids and pin handles count up from `first_block` and 1 and are never reused; a store
+    that follows another one on the same plane gives a `first_block` above all of its ids.
+    Owners are whatever the caller tells its clients apart by (one per control connection).
+    """
+
+    def __init__(self, first_block: int = 1) -> None:
+        self._next_block = first_block
+        self._next_handle = 1
+        self._blocks: dict[int, _Block] = {}
+        self._pins: dict[int, _Pin] = {}
+        self._owners: dict[Hashable, _Owner] = {}
+        self._segments: dict[int, _Segment] = {}
+        self._slots: dict[int, int] = {}  # slot -> segment id
+        self._free_slots: list[int] = []  # heap
+        self._fit = FirstFit()
+        self._known_segments: set[int] = set()
+        self._used_bytes = 0
+
+    # -- segments
+
+    def add_segment(self, segment_id: int, size: int) -> None:
+        """Makes the segment's bytes after its header page available. Ids are never reused."""
+        if segment_id in self._known_segments:
+            # Clients keep segments mapped by id: a second one would be read as the first.
+            raise InternalError(f"segment id {segment_id} was used before")
+        segment = _Segment(FreeList(size), size, slot=len(self._slots))
+        self._known_segments.add(segment_id)
+        if self._free_slots:
+            segment.slot = heapq.heappop(self._free_slots)
+        self._segments[segment_id] = segment
+        self._slots[segment.slot] = segment_id
+        self._offer(segment)
+
+    def retire_segment(self, segment_id: int) -> None:
+        """Ends allocation from the segment, for ever; its blocks live on until they are freed."""
+        segment = self._segment(segment_id)
+        segment.retired = True
+        self._offer(segment)
+
+    def remove_segment(self, segment_id: int) -> None:
+        """Forgets an empty segment; the caller unlinks its file."""
+        segment = self._segment(segment_id)
+        if not segment.free.is_empty:
+            raise InternalError(f"segment {segment_id} was removed with blocks in it")
+        segment.retired = True
+        self._offer(segment)
+        del self._segments[segment_id], self._slots[segment.slot]
+        heapq.heappush(self._free_slots, segment.slot)
+
+    def empty_segments(self) -> list[int]:
+        """Segments in use that hold no block: what can be given back under pressure."""
+        return [i for i, s in self._segments.items() if s.free.is_empty and not s.retired]
+
+    def segments_to_unlink(self) -> list[int]:
+        """Retired segments that hold no block any more: `remove_segment` and unlink them."""
+        return [i for i, s in self._segments.items() if s.free.is_empty and s.retired]
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the extents of all blocks in the table, in whole pages."""
+        return self._used_bytes
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of all segments, headers included: what the store takes from its node."""
+        return sum(s.size for s in self._segments.values())
+
+    # -- the life of a block
+
+    def allocate(self, nbytes: int, owner: Hashable) -> Extent | None:
+        """A new block reserved for `owner`, or None when no segment has room: add one."""
+        if nbytes <= 0:
+            raise InternalError(f"a block of {nbytes} bytes was asked for")
+        slot = self._fit.find(round_up(nbytes))
+        if slot is None:
+            return None
+        segment_id = self._slots[slot]
+        segment = self._segments[segment_id]
+        offset = segment.free.allocate(nbytes)
+        if offset is None:
+            raise InternalError(f"segment {segment_id} offered {nbytes} bytes it does not have")
+        self._offer(segment)
+        extent = Extent(self._next_block, segment_id, offset, nbytes)
+        self._next_block += 1
+        self._blocks[extent.block] = _Block(extent, owner)
+        self._owner(owner).reserved.add(extent.block)
+        self._used_bytes += round_up(nbytes)
+        return extent
+
+    def seal(self, block: int, owner: Hashable) -> Extent:
+        """The block's extent, its bytes now final and no longer the owner's to give back.
+
+        From here on the block outlives its writer: whether it is published is the tag store's
+        answer, which ends in `publish` or `abort`. It can be pinned, because a reader may hear
+        of the publication before this store does.
+
+        Raises:
+            InvalidRequest: it is not a reservation of this owner. Nothing changed.
+        """
+        found = self._blocks.get(block)
+        if found is None or found.state is not State.RESERVED or found.owner != owner:
+            raise InvalidRequest(
+                f"block {block} is not reserved by this client: its reservation ended, or it was "
+                "published already; put again"
+            )
+        found.state = State.PUBLISHING
+        self._release_reservation(found)
+        return found.extent
+
+    def publish(self, block: int) -> bool:
+        """Whether the block is published now; False if it was killed before this news came."""
+        found = self._blocks.get(block)
+        if found is None or found.state is State.DEAD:
+            return False
+        if found.state is State.RESERVED:
+            raise InternalError(f"block {block} was published before it was sealed")
+        found.state = State.PUBLISHED
+        return True
+
+    def abort(self, block: int, owner: Hashable = None) -> bool:
+        """Whether a block that will not be published was there to be ended.
+
+        With `owner` (a client gives back what it reserved, after it stopped copying) only a
+        reservation of that owner counts. Without, also a block whose publication was refused;
+        pins that met it keep its bytes until they go.
+        """
+        found = self._blocks.get(block)
+        if found is None or found.state is State.DEAD:
+            return False
+        if owner is not None and (found.state is not State.RESERVED or found.owner != owner):
+            return False
+        if found.state is State.PUBLISHED:
+            raise InternalError(f"block {block} is published: only the tag store ends it")
+        self._end(found)
+        return True
+
+    def kill(self, blocks: Iterable[int]) -> list[int]:
+        """The ids of these that are not here. The others are freed, now or with their last pin.
+
+        May be repeated. A reserved block is left alone and counts as not here: the tag store
+        never heard of it, and its owner may be writing.
+        """
+        unknown: list[int] = []
+        for block in blocks:
+            found = self._blocks.get(block)
+            if found is None or found.state is State.RESERVED:
+                unknown.append(block)
+            elif found.state is not State.DEAD:
+                self._end(found)
+        return unknown
+
+    # -- readers
+
+    def pin(self, blocks: Iterable[int], owner: Hashable) -> Pinned:
+        """A hold on all of these blocks, or, if any is gone, on none.
+
+        A dead block counts as gone even while others hold it: new readers would keep it for ever.
+        """
+        wanted = dict.fromkeys(blocks)
+        found: list[_Block] = []
+        gone: list[int] = []
+        for block in wanted:
+            entry = self._blocks.get(block)
+            if entry is None or entry.state is State.RESERVED or entry.state is State.DEAD:
+                gone.append(block)
+            else:
+                found.append(entry)
+        if gone:
+            return Pinned(0, gone)
+        for entry in found:
+            entry.pins += 1
+        handle = self._next_handle
+        self._next_handle += 1
+        self._pins[handle] = _Pin(owner, tuple(wanted))
+        self._owner(owner).handles.add(handle)
+        return Pinned(handle, [])
+
+    def unpin(self, handle: int, owner: Hashable = None) -> bool:
+        """Whether the handle was held (by `owner`, if given); its pins are gone now."""
+        pin = self._pins.get(handle)
+        if pin is None or (owner is not None and pin.owner != owner):
+            return False
+        del self._pins[handle]
+        holder = self._owners[pin.owner]
+        holder.handles.discard(handle)
+        self._forget_if_idle(pin.owner, holder)
+        for block in pin.blocks:
+            found = self._blocks[block]
+            found.pins -= 1
+            if not found.pins and found.state is State.DEAD:
+                self._free(found)
+        return True
+
+    def drop_owner(self, owner: Hashable, *, trusted_stopped: bool) -> list[int]:
+        """The segments retired by ending all reservations and pins of `owner`.
+
+        `trusted_stopped=True`: the kernel closed its control connection, so no thread of it
+        copies any more and its bytes may be reused. False: this store closed the connection, and
+        the client may still be writing what it reserved and reading what it pinned. Those bytes
+        must never hold anything else: their segments are retired (forced revocation).
+        """
+        dropped = self._owners.get(owner)
+        if dropped is None:
+            return []
+        retired: list[int] = []
+        if not trusted_stopped:
+            held = set(dropped.reserved)
+            for handle in dropped.handles:
+                held.update(self._pins[handle].blocks)
+            segments = {self._blocks[block].extent.segment for block in held}
+            retired = sorted(i for i in segments if not self._segments[i].retired)
+            for segment_id in retired:
+                self.retire_segment(segment_id)
+        for block in list(dropped.reserved):
+            self._end(self._blocks[block])
+        for handle in list(dropped.handles):
+            self.unpin(handle)
+        return retired
+
+    # -- looking in
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def extent(self, block: int) -> Extent | None:
+        """Where the block lies, or None if it is not here."""
+        found = self._blocks.get(block)
+        return found.extent if found is not None else None
+
+    def state(self, block: int) -> State | None:
+        """The block's state, or None if it is not here."""
+        found = self._blocks.get(block)
+        return found.state if found is not None else None
+
+    def counts(self) -> dict[str, int]:
+        """How many blocks are in each state, and `pins`: how many handles are held."""
+        counts = {state.value: 0 for state in State} | {"pins": len(self._pins)}
+        for block in self._blocks.values():
+            counts[block.state.value] += 1
+        return counts
+
+    # -- inside
+
+    def _segment(self, segment_id: int) -> _Segment:
+        segment = self._segments.get(segment_id)
+        if segment is None:
+            raise InternalError(f"segment {segment_id} is not in the table")
+        return segment
+
+    def _offer(self, segment: _Segment) -> None:
+        self._fit.set(segment.slot, 0 if segment.retired else segment.free.largest)
+
+    def _owner(self, owner: Hashable) -> _Owner:
+        found = self._owners.get(owner)
+        if found is None:
+            found = self._owners[owner] = _Owner()
+        return found
+
+    def _forget_if_idle(self, owner: Hashable, found: _Owner) -> None:
+        if not found.reserved and not found.handles:
+            del self._owners[owner]
+
+    def _release_reservation(self, block: _Block) -> None:
+        holder = self._owners[block.owner]
+        holder.reserved.discard(block.extent.block)
+        self._forget_if_idle(block.owner, holder)
+
+    def _end(self, block: _Block) -> None:
+        if block.state is State.RESERVED:
+            self._release_reservation(block)
+        block.state = State.DEAD
+        if not block.pins:
+            self._free(block)
+
+    def _free(self, block: _Block) -> None:
+        extent = block.extent
+        segment = self._segments[extent.segment]
+        segment.free.free(extent.offset, extent.nbytes)
+        self._offer(segment)
+        del self._blocks[extent.block]
+        self._used_bytes -= round_up(extent.nbytes)

@@ -1,0 +1,1 @@
+"""What travels between processes: frames, proofs of the plane's secret, columns of tags."""

@@ -1,0 +1,54 @@
+"""Where a server listens and how it is reached: unix socket first, TCP (TLS) otherwise."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The places of one server; `unix` is usable on its own node only."""
+
+    unix: str | None
+    tcp: tuple[str, int] | None = None
+
+    def to_wire(self) -> list[Any]:
+        return [self.unix, list(self.tcp) if self.tcp else None]
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> Address:
+        unix, tcp = wire
+        return cls(unix, (str(tcp[0]), int(tcp[1])) if tcp else None)
+
+    def __str__(self) -> str:
+        places = [f"unix:{self.unix}"] if self.unix else []
+        if self.tcp:
+            places.append(f"tcp:{self.tcp[0]}:{self.tcp[1]}")
+        return " or ".join(places)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files that wrap TCP connections of a plane; both sides show a certificate."""
+
+    cert: Path
+    key: Path
+    ca: Path
+
+    def server(self) -> ssl.SSLContext:
+        """The context of a listening side; it asks for the client's certificate."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.ca)
+        context.load_cert_chain(self.cert, self.key)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def client(self) -> ssl.SSLContext:
+        """The context of a connecting side. Names are not checked: planes are addressed by IP,
+        and the plane's secret and id say who answers."""
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.ca)
+        context.check_hostname = False
+        context.load_cert_chain(self.cert, self.key)
+        return context

@@ -1,0 +1,256 @@
+"""An asyncio connection to a server: many requests at once, answers in any order.
+
+For asyncio clients, and for a value store that publishes to its tag store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+from dataplane.errors import DataplaneError, InternalError, Unauthenticated, Unreachable, from_wire
+from dataplane.wire import auth
+from dataplane.wire.address import Address, Tls
+from dataplane.wire.frames import (
+    MAX_HEADER_BYTES,
+    OK,
+    PREFIX,
+    Body,
+    Header,
+    frame,
+    parse_header,
+    parse_prefix,
+)
+
+RECEIVE_BYTES = 256 << 10
+CLOSED = "the connection was closed"
+
+
+class Broken(ConnectionError):
+    """The connection ended while a request was under way; whether it had an effect is open."""
+
+
+class Answer(NamedTuple):
+    body: Body
+    payload: memoryview
+
+
+class Channel(asyncio.BufferedProtocol):
+    """One connection of one event loop. Requests not answered when it ends raise `Broken`."""
+
+    def __init__(self, on_request: Callable[[Channel, Header], None] | None = None) -> None:
+        self.closed = False
+        self.greeting: Body = None
+        self.plane_id = ""
+        self._on_request = on_request
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._partial = bytearray()
+        self._header: Header | None = None
+        self._payload: memoryview | None = None
+        self._payload_at = 0
+        self._number = 0
+        self._waiting: dict[int, tuple[asyncio.Future[Answer], _Alloc | None]] = {}
+        self._challenge: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._drained: asyncio.Event | None = None
+        self.on_lost: Callable[[], None] | None = None
+
+    @classmethod
+    async def connect(
+        cls,
+        address: Address,
+        secret: bytes,
+        *,
+        client_id: str,
+        role: str = "client",
+        plane_id: str | None = None,
+        tls: Tls | None = None,
+        local: bool = True,
+        on_request: Callable[[Channel, Header], None] | None = None,
+    ) -> Channel:
+        """A greeted connection. Errors of the socket pass as OSError."""
+        loop = asyncio.get_running_loop()
+        if local and address.unix is not None:
+            _, channel = await loop.create_unix_connection(
+                lambda: cls(on_request), address.unix
+            )
+        elif address.tcp is not None:
+            host, port = address.tcp
+            context = tls.client() if tls else None
+            transport, channel = await loop.create_connection(
+                lambda: cls(on_request), host, port, ssl=context
+            )
+            raw: Any = transport.get_extra_info("socket")
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        else:
+            raise Unreachable(f"no way from here to {address}")
+        try:
+            challenge = await channel._challenge
+            mine = os.urandom(auth.CHALLENGE_BYTES)
+            proof = auth.client_proof(secret, challenge, mine)
+            answer = await channel.call("hello", [client_id, role, plane_id, mine, proof])
+            shown, channel.plane_id, channel.greeting = answer.body
+            if not auth.matches(shown, auth.server_proof(secret, challenge, mine)):
+                raise Unauthenticated(f"the server at {address} does not know the plane's secret")
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    async def call(
+        self,
+        verb: str,
+        body: Body,
+        payload: Sequence[Any] = (),
+        payload_bytes: int = 0,
+        into: _Alloc | None = None,
+    ) -> Answer:
+        """The answer to a request, or its error. `into` gives memory for the answer's payload."""
+        return await self.send(verb, body, payload, payload_bytes, into)
+
+    def send(
+        self,
+        verb: str,
+        body: Body,
+        payload: Sequence[Any] = (),
+        payload_bytes: int = 0,
+        into: _Alloc | None = None,
+    ) -> asyncio.Future[Answer]:
+        """Send a request now; its answer comes with the future."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if self.closed:
+            future.set_exception(Broken(CLOSED))
+            return future
+        self._number += 1
+        self._waiting[self._number] = (future, into)
+        head = frame(verb, self._number, body, payload_bytes)
+        if payload_bytes:
+            self._transport.writelines([head, *payload])
+        else:
+            self._transport.write(head)
+        return future
+
+    def tell(self, verb: str, body: Body) -> None:
+        """Send a request that has no answer."""
+        if not self.closed:
+            self._transport.write(frame(verb, 0, body))
+
+    def answer(self, number: int, body: Body) -> None:
+        """Answer a request that the server asked of this side."""
+        if not self.closed:
+            self._transport.write(frame(OK, number, body))
+
+    def close(self) -> None:
+        self.closed = True
+        if self._transport is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            self._transport.close()
+
+    def fileno(self) -> int:
+        """The socket's descriptor, so that a forked child can close its copy."""
+        raw: Any = self._transport.get_extra_info("socket")
+        return -1 if raw is None else int(raw.fileno())
+
+    # -- asyncio -----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        error = Broken(str(exc) if exc else CLOSED)
+        if not self._challenge.done():
+            self._challenge.set_exception(error)
+            self._challenge.exception()  # a connect that was given up does not look
+        for future, _ in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+        self._waiting.clear()
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._payload is not None:
+            return self._payload[self._payload_at :]
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._payload is not None:
+                self._payload_at += nbytes
+                if self._payload_at == len(self._payload):
+                    self._finish()
+                return
+            if self._partial:
+                self._partial += self._buffer[:nbytes]
+                data, self._partial = self._partial, bytearray()
+                self._feed(memoryview(data))
+            else:
+                self._feed(self._buffer[:nbytes])
+        except DataplaneError as error:
+            self._transport.abort()
+            self.connection_lost(error)
+
+    def _feed(self, data: memoryview) -> None:
+        at, end = 0, len(data)
+        while end - at >= PREFIX.size:
+            header_bytes, payload_bytes = parse_prefix(data[at:], MAX_HEADER_BYTES)
+            begin = at + PREFIX.size
+            if end - begin < header_bytes:
+                break
+            self._header = parse_header(data[begin : begin + header_bytes])
+            at = begin + header_bytes
+            self._payload = self._memory(self._header, payload_bytes)
+            self._payload_at = min(payload_bytes, end - at)
+            self._payload[: self._payload_at] = data[at : at + self._payload_at]
+            at += self._payload_at
+            if self._payload_at < payload_bytes:
+                return
+            self._finish()
+        if at < end:
+            self._partial += data[at:]
+
+    def _memory(self, header: Header, nbytes: int) -> memoryview:
+        if not nbytes:
+            return memoryview(b"")
+        waiting = self._waiting.get(header.number)
+        if waiting is None or waiting[0].done():
+            return memoryview(bytearray(nbytes))  # nobody waits any more; it is dropped
+        into = waiting[1]
+        if into is None:
+            raise InternalError("the server answered with a payload where none was asked for")
+        return into(header.body, nbytes)
+
+    def _finish(self) -> None:
+        header, payload = self._header, self._payload
+        assert header is not None and payload is not None
+        self._header = self._payload = None
+        kind, number, body = header
+        if type(kind) is str:
+            if kind == "challenge":
+                if not self._challenge.done():
+                    self._challenge.set_result(body[0])
+            elif self._on_request is not None:
+                self._on_request(self, header)
+            return
+        future, _ = self._waiting.pop(number, (None, None))
+        if kind != OK and number == 0:
+            # The server says why it closes the connection.
+            error = from_wire(body)
+            for waiting, _ in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(error)
+            if not self._challenge.done():
+                self._challenge.set_exception(error)
+        if future is None or future.done():
+            return
+        if kind == OK:
+            future.set_result(Answer(body, payload))
+        else:
+            future.set_exception(from_wire(body))
+
+
+_Alloc = Callable[[Body, int], memoryview]

@@ -1,0 +1,96 @@
+"""The verbs that travel, and the parts of the one message that every put shares. Pure.
+
+Asked of a tag store:
+    put_tags   [meta, tags]                                  -> PutAnswer
+    publish    [client_id, meta, tags, placement]            -> PutAnswer     (by value stores)
+    begin      []                                            -> revision      (by value stores)
+    register   [store_id, address, node_id, used, capacity]  -> nil           (by value stores)
+    repack     [], moved [[old, new placement, moves]]       (by value stores)
+    resolve    [partition_id, keys, fields | nil, drop]      -> tags.resolve.Answer
+    list       [partition_id, where, since, columns, limit]  -> list answer, columns as payload
+    clear      [partition_id, keys | nil, where]             -> [removed, revision]
+    stores     []                                            -> {store_id: address}
+    status     []                                            -> map
+    destroy    []                                            -> nil, then the plane ends
+Asked of a value store:
+    put_block  [meta, tags, template, rows, lengths], the block as payload     -> PutAnswer
+    reserve    [nbytes]                                -> [block, segment, size, offset, stamp]
+    commit     [block, meta, tags, template, rows, lengths]                    -> PutAnswer
+    abort      [block]                                                         no answer
+    pin        [block ids]                                                     -> [handle, gone]
+    unpin      [handle]                                                        no answer
+    read       [block ids, block of each run, starts, sizes]   -> [gone], the bytes as payload
+    free       [block ids]                                     -> nil         (by the tag store)
+
+A revision is [epoch, n]. A placement is [block, segment, offset, nbytes, template, rows, lengths].
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgpack
+
+from dataplane.errors import InvalidRequest
+
+MUST_EXIST = 1
+IF_ABSENT = 2
+RETURN_TAGS = 4
+RETRY = 8
+
+WireRevision = tuple[int, int] | list[int]
+
+
+class PutMeta(NamedTuple):
+    """What a put says besides tags and values; value stores pass it on unread."""
+
+    partition_id: str
+    keys: list[str]
+    flags: int
+    number: int
+    """The request number of this client; repeats carry the same one."""
+    settled: int
+    """Every request number up to this one is answered and seen."""
+    seen: WireRevision | None
+    """The latest revision that the client had seen when the call began."""
+    stamp: WireRevision | None
+    """Where the put began, if it knows."""
+
+    def pack(self) -> bytes:
+        return msgpack.packb(tuple(self))
+
+    @classmethod
+    def unpack(cls, packed: object) -> PutMeta:
+        """The parts, their outer types checked. InvalidRequest if it is no such message."""
+        if type(packed) is not bytes:
+            raise InvalidRequest("a put's meta is packed bytes")
+        try:
+            parts: Any = msgpack.unpackb(packed)
+            meta = cls(*parts)
+        except Exception:
+            raise InvalidRequest("a put's meta is not the expected list") from None
+        for value in (meta.flags, meta.number, meta.settled):
+            if type(value) is not int or not 0 <= value < 1 << 63:
+                raise InvalidRequest("a put's flags and numbers are integers of 63 bits")
+        if meta.number <= meta.settled:
+            raise InvalidRequest(f"request {meta.number} is settled already ({meta.settled})")
+        for revision in (meta.seen, meta.stamp):
+            if revision is not None and not is_revision(revision):
+                raise InvalidRequest("a revision is [epoch, n]")
+        return meta
+
+
+class PutAnswer(NamedTuple):
+    revision: WireRevision
+    tags: list[Any] | None
+    """Merged tags of each key, where asked for."""
+    fields: list[str] | None
+    """Fields that all the keys have now, where tags were asked for."""
+
+
+def is_revision(value: object) -> bool:
+    return (
+        type(value) in (list, tuple)
+        and len(value) == 2  # pyright: ignore[reportArgumentType]
+        and all(type(part) is int and 0 <= part < 1 << 63 for part in value)  # pyright: ignore
+    )

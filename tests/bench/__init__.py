@@ -1,0 +1,1 @@
+"""The benchmark: this project and its peers, turn by turn in one run (`make bench`)."""
