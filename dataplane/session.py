@@ -38,7 +38,7 @@ def init(config: Config | Mapping[str, Any] | None = None, *, name: str = "defau
             repeated.
         InvalidRequest: a setting is wrong or shared memory too small; the message says which.
     """
-    settings = _config(config)
+    settings = settings_of(config)
     with _lock:
         if _uses_ray(settings):
             from dataplane.host import ray as host
@@ -59,7 +59,7 @@ def init(config: Config | Mapping[str, Any] | None = None, *, name: str = "defau
                     atexit.unregister(started.stop)
 
                 client = Client(
-                    started.joined, settings, tls=_tls(settings), on_close=on_close
+                    started.joined, settings, tls=tls_files(settings), on_close=on_close
                 )
         _become_default(client)
         return client
@@ -75,9 +75,9 @@ def connect(
 
     `address` is the unix socket that `dataplane serve` printed, for planes without Ray.
     """
-    settings = _config(config)
+    settings = settings_of(config)
     with _lock:
-        client = _client(_join(name, address, settings), settings)
+        client = _client(join(name, address, settings), settings)
         _become_default(client)
         return client
 
@@ -97,11 +97,6 @@ def default_client() -> Client:
     if client is None:
         raise PlaneLost("this process has joined no plane: call dataplane.init() or connect()")
     return client
-
-
-def join(name: str, address: str | None, settings: Config) -> Joined:
-    """How to reach a plane that exists already."""
-    return _join(name, address, settings)
 
 
 # -- verbs of the default client -------------------------------------------------------------
@@ -207,7 +202,8 @@ def kv_clear(
 # -- inside ----------------------------------------------------------------------------------
 
 
-def _config(config: Config | Mapping[str, Any] | None) -> Config:
+def settings_of(config: Config | Mapping[str, Any] | None) -> Config:
+    """The settings that a caller gave, checked."""
     if isinstance(config, Config):
         return config
     try:
@@ -223,17 +219,19 @@ def _uses_ray(config: Config) -> bool:
     return config.host == "ray"
 
 
-def _tls(config: Config) -> Any:
+def tls_files(config: Config) -> Any:
+    """The TLS files of the settings, if any."""
     from dataplane.server.plane import tls_of
 
     return tls_of(config)
 
 
 def _client(joined: Joined, config: Config) -> Client:
-    return Client(joined, config, tls=_tls(config))
+    return Client(joined, config, tls=tls_files(config))
 
 
-def _join(name: str, address: str | None, config: Config) -> Joined:
+def join(name: str, address: str | None, config: Config) -> Joined:
+    """How to reach a plane that exists already."""
     from dataplane.host import embedded
 
     if address is not None:

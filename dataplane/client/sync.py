@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataplane.client.connection import Connection
@@ -283,9 +283,12 @@ class Client:
                     pass  # it is gone already
         finally:
             self._closed = True
-            for connection in list(self._open):
-                connection.close()
-            self._idle.clear()
+            # Connections in use are closed by the calls that use them: the end of one ends a
+            # reservation, and a thread may still be copying into it.
+            for pool in self._idle.values():
+                while pool:
+                    pool.pop().close()
+            self._pins.close()
             for store in self._core.stores.values():
                 if store.mappings is not None:
                     store.mappings.close()
@@ -332,7 +335,11 @@ class Client:
                     elif kind is Done:
                         lane = effect.lane  # pyright: ignore
                         value = None
-                        if lane.connection.usable and len(lane.pool) < MAX_IDLE:
+                        if (
+                            lane.connection.usable
+                            and not self._closed
+                            and len(lane.pool) < MAX_IDLE
+                        ):
                             lane.pool.append(lane.connection)
                         else:
                             lane.connection.close()
@@ -419,57 +426,74 @@ class Client:
         self._core.new_identity()
 
 
+class _PinLane:
+    """One connection for the pins of views in one store."""
+
+    __slots__ = ("closing", "connection", "held", "lock", "released")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.lock = threading.Lock()  # guards the connection and `held`
+        self.held = 0
+        self.released: deque[int] = deque()
+        self.closing = False
+
+
 class _PinLanes:
     """Pins of views: one connection per store that nothing else uses.
 
     Its end would end the pins, so no request that can time out half-way may travel on it, and it
-    is kept until the client closes. A tensor can die in any thread, inside any call; so a release
-    that finds the connection busy is left for whoever uses it.
+    outlives the client's close while a tensor of a view is alive. A tensor can die in any thread,
+    inside any call; so a release that finds the connection busy is left for whoever uses it.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._lanes: dict[str, tuple[Connection, threading.Lock, deque[int]]] = {}
-        self._making = threading.Lock()
+        self._lanes: dict[str, _PinLane] = {}
+        self._making = threading.Lock()  # guards the table of lanes
 
     def pin(
         self, store: StoreView, blocks: bytes, deadline: float
     ) -> tuple[Callable[[], None] | None, list[int]]:
         with self._making:
             lane = self._lanes.get(store.store_id)
-            if lane is None or not lane[0].usable:
+            if lane is None or not lane.connection.usable:
                 connection = self._client._connect(store, store.address, deadline)  # pyright: ignore[reportPrivateUsage]
-                lane = (connection, threading.Lock(), deque[int]())
-                self._lanes[store.store_id] = lane
-        connection, lock, released = lane
-        with lock:
-            self._flush(lane)
-            handle, gone = connection.call("pin", [blocks], deadline).body
-        self._try_flush(lane)
+                lane = self._lanes[store.store_id] = _PinLane(connection)
+        with lane.lock:
+            handle, gone = lane.connection.call("pin", [blocks], deadline).body
+            lane.held += not gone
+        self._flush(lane)
         if gone:
             return None, gone
 
         def release() -> None:
-            released.append(handle)
-            self._try_flush(lane)
+            lane.released.append(handle)
+            self._flush(lane)
 
         return release, []
 
-    def _try_flush(self, lane: tuple[Connection, threading.Lock, deque[int]]) -> None:
-        while lane[2] and lane[1].acquire(blocking=False):
-            try:
+    def close(self) -> None:
+        """Close the lanes, each once nothing of it is looked at any more."""
+        with self._making:
+            for lane in self._lanes.values():
+                lane.closing = True
                 self._flush(lane)
-            finally:
-                lane[1].release()
 
-    def _flush(self, lane: tuple[Connection, threading.Lock, deque[int]]) -> None:
-        connection, _, released = lane
-        while released:
-            handle = released.popleft()
+    def _flush(self, lane: _PinLane) -> None:
+        while (lane.released or lane.closing) and lane.lock.acquire(blocking=False):
             try:
-                connection.tell("unpin", [handle], time.monotonic() + 5.0)
-            except (Broken, TimeoutError):
-                return  # the pins ended with the connection
+                while lane.released:
+                    handle = lane.released.popleft()
+                    lane.held -= 1
+                    with suppress(Broken, TimeoutError):  # the pins ended with the connection
+                        lane.connection.tell("unpin", [handle], time.monotonic() + 5.0)
+                if lane.closing:
+                    if not lane.held:
+                        lane.connection.close()
+                    return
+            finally:
+                lane.lock.release()
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard, cast
@@ -154,7 +154,11 @@ def encode_row(key: str, fields: Mapping[str, object]) -> Encoded:
                 views.append(value)
                 continue
             if isinstance(value, torch.Tensor):
-                views.append(byte_view(value, f"field {name!r}"))
+                try:
+                    view = byte_view(value, name)
+                except InvalidRequest:  # a place to name is made only where it is needed
+                    view = byte_view(value, f"field {name!r} of key {key!r}")
+                views.append(view)
                 dtype = DTYPE_NAME[value.dtype]
             else:
                 views.append(array_bytes(value))
@@ -313,27 +317,26 @@ def _transposed(keys: Sequence[str], rows: Sequence[object]) -> dict[str, list[o
                 f"the fields of key {keys[i]!r} are a {type(row).__name__}, not a mapping"
             )
         row = cast("Mapping[str, object]", row)
+        names = row.keys()  # a TensorDict counts and iterates over rows, not names
         if not i:
-            columns = {name: [] for name in row}
-        elif len(row) != len(columns):
-            _differ(keys, i, columns, row)
+            columns = {name: [] for name in names}
+        elif len(names) != len(columns):
+            _differ(keys, i, columns, names)
         try:
             for name, column in columns.items():
                 column.append(row[name])
         except KeyError:
-            _differ(keys, i, columns, row)
+            _differ(keys, i, columns, names)
     return columns
 
 
-def _differ(
-    keys: Sequence[str], i: int, first: Mapping[str, object], row: Mapping[str, object]
-) -> None:
-    odd = set(first) ^ set(row)
+def _differ(keys: Sequence[str], i: int, first: Iterable[str], names: Iterable[str]) -> None:
+    odd = set(first) ^ set(names)
     lacks = [name for name in first if name in odd]
     has = keys[0] if lacks else keys[i]
     raise InvalidRequest(
         f"the rows of one put have the same fields: key {keys[i if lacks else 0]!r} lacks "
-        f"{quote(lacks or [name for name in row if name in odd])}, which key {has!r} has; "
+        f"{quote(lacks or [name for name in names if name in odd])}, which key {has!r} has; "
         "put them apart"
     )
 
@@ -591,11 +594,11 @@ def _pieces_of(part: Part) -> list[bytes | memoryview]:
     views: list[bytes | memoryview] = []
     for chunk in chunks:
         if isinstance(chunk, torch.Tensor):
-            views.append(byte_view(chunk, _at(name)))
-        elif isinstance(chunk, bytes):
-            views.append(chunk)
+            view = byte_view(chunk, _at(name))
         else:
-            views.append(array_bytes(chunk))
+            view = chunk if isinstance(chunk, bytes) else array_bytes(chunk)
+        if view:
+            views.append(view)
     return views
 
 

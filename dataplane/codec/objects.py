@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
 MAX_DEPTH: Final = 64
-"""Levels of lists, maps and tuples in one value. Reading a level takes 50 kB of C stack."""
+"""Levels of lists, maps and tuples in one value."""
 
 MAX_TAGS: Final = 1024
 MAX_TAG_NAME_BYTES: Final = 256
@@ -40,9 +40,11 @@ SHORT_NAME: Final = MAX_TAG_NAME_BYTES // 4
 MAX_TAG_BYTES: Final = 64 * 1024
 """Packed tags of one key."""
 
-# Extension types, part of the stored format.
+# Extension types, part of the stored format. A tuple is a list that starts with an empty _TUPLE:
+# were it packed within the extension, reading nested ones would take 50 kB of C stack a level.
 _TUPLE, _TENSOR, _ARRAY, _SCALAR, _BIG_INT, _COMPLEX = 1, 2, 3, 4, 5, 6
 
+_TUPLE_MARK: Final = msgpack.ExtType(_TUPLE, b"")
 _COMPLEX_PARTS: Final = struct.Struct("<dd")
 _TAG_LEAVES: Final = frozenset({type(None), bool, int, float, str})
 _LEAVES: Final = _TAG_LEAVES | {bytes}
@@ -99,9 +101,9 @@ def unpack(buffer: Buffer) -> Any:
     Raises InvalidRequest if the bytes are not such a value.
     """
     try:
-        return msgpack.unpackb(buffer, ext_hook=_RESTORE[0], strict_map_key=False)
-    except InvalidRequest:
-        raise
+        return msgpack.unpackb(
+            buffer, ext_hook=_restore, list_hook=_restore_list, strict_map_key=False
+        )
     except Exception as error:
         raise InvalidRequest(f"the bytes of a value are malformed: {error!r}") from None
 
@@ -160,12 +162,11 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.name in ITEM_BYTES
 
 
-def _extend(value: object) -> msgpack.ExtType:
+def _extend(value: object) -> object:
     """What msgpack has no type for. `_check` has let nothing else through."""
     kind = type(value)
     if kind is tuple:
-        items = list(cast("tuple[object, ...]", value))
-        return msgpack.ExtType(_TUPLE, msgpack.packb(items, default=_extend, strict_types=True))
+        return [_TUPLE_MARK, *cast("tuple[object, ...]", value)]
     if kind is np.ndarray:
         array = cast("npt.NDArray[Any]", value)
         return msgpack.ExtType(_ARRAY, _pack_array(array, array.dtype.name))
@@ -201,27 +202,22 @@ def _pack_array(array: npt.NDArray[Any], name: str) -> bytes:
     return msgpack.packb([name, [*array.shape], native.tobytes()])
 
 
-def _restore_at(depth: int) -> Callable[[int, bytes], object]:
-    def restore(code: int, data: bytes) -> object:
-        if code == _TUPLE:
-            # Every level of nesting is a call of the C unpacker within itself.
-            _check_depth(depth)
-            items = msgpack.unpackb(data, ext_hook=_RESTORE[depth + 1], strict_map_key=False)
-            if type(items) is not list:
-                raise ValueError("a tuple is packed as a list")
-            return tuple(cast("list[object]", items))
-        if code == _BIG_INT:
-            return int.from_bytes(data, "big", signed=True)
-        if code == _COMPLEX:
-            return complex(*_COMPLEX_PARTS.unpack(data))
-        if code in (_TENSOR, _ARRAY, _SCALAR):
-            return _restore_array(code, data)
-        raise ValueError(f"unknown extension type {code}")
-
-    return restore
+def _restore(code: int, data: bytes) -> object:
+    if code == _TUPLE and not data:
+        return _TUPLE_MARK
+    if code == _BIG_INT:
+        return int.from_bytes(data, "big", signed=True)
+    if code == _COMPLEX:
+        return complex(*_COMPLEX_PARTS.unpack(data))
+    if code in (_TENSOR, _ARRAY, _SCALAR):
+        return _restore_array(code, data)
+    raise ValueError(f"unknown extension type {code}")
 
 
-_RESTORE: Final = [_restore_at(depth) for depth in range(MAX_DEPTH + 1)]
+def _restore_list(items: list[object]) -> object:
+    if items and items[0] is _TUPLE_MARK:
+        return tuple(items[1:])
+    return items
 
 
 def _restore_array(code: int, data: bytes) -> object:

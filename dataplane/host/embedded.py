@@ -147,9 +147,7 @@ def attach_address(address: str, config: Config) -> Joined:
 
     record = read_record(folders)
     folders = plane_folders(record.name, plane_id, root, config.shm_dir)
-    return Joined(
-        record.name, plane_id, read_secret(folders), Address(record.unix, record.tcp)
-    )
+    return Joined(record.name, plane_id, read_secret(folders), Address(record.unix, record.tcp))
 
 
 def _answer(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:

@@ -316,11 +316,8 @@ def _wait_for_lock(fd: int, how: int, folder: Path) -> None:
 
 def _is_current(fd: int, folder: Path) -> bool:
     """Whether this is still the folder's lock file, and not one that a sweep removed."""
-    try:
-        there = os.stat(folder / "lock", follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(fd), there)
+    there = _status(folder / "lock")
+    return there is not None and os.path.samestat(os.fstat(fd), there)
 
 
 def _claim_folder(folder: Path) -> int:
@@ -378,23 +375,36 @@ def _plane_ids(root: Path, shm_root: Path | None) -> list[str]:
 
 def _is_ours(folder: Path) -> bool:
     """Whether this is a real folder of this user: a link could lead a removal anywhere."""
+    status = _status(folder)
+    return status is not None and _is_own_folder(status)
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        status = os.lstat(folder)
+        return os.lstat(path)
     except FileNotFoundError:
-        return False
+        return None
+
+
+def _is_own_folder(status: os.stat_result) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _private_folder(folder: Path, *, parents: bool = False) -> None:
-    try:
-        if parents:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        status = os.lstat(folder)
-    except OSError as error:
-        raise InvalidRequest(f"cannot make folder {folder}: {error}; set another root") from error
-    if not _is_ours(folder):
+    """Makes the folder if it is not there, and checks that it is this user's alone."""
+    status = None
+    while status is None:  # a sweep may remove it between these two
+        try:
+            if parents:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            status = _status(folder)
+        except OSError as error:
+            raise InvalidRequest(
+                f"cannot make folder {folder}: {error}; set another root"
+            ) from error
+    if not _is_own_folder(status):
         raise PermissionDenied(
             f"{folder} is not a folder of uid {os.geteuid()} (but of uid {status.st_uid}, or a "
             "link or file): remove it, or set another root"
@@ -417,7 +427,10 @@ def _remove(folders: Folders, is_session_alive: Callable[[str], bool] | None) ->
                 session = _ray_session(folder)
                 if session is not None and (is_session_alive is None or is_session_alive(session)):
                     return []
-                fd = _take_unowned(folder)
+                try:
+                    fd = _take_unowned(folder)
+                except FileNotFoundError:  # a sweep of another root was faster
+                    continue
                 if fd is None:
                     return []
                 taken.append((folder, fd))

@@ -72,13 +72,14 @@ class PlaneServer:
         self, node_id: str, tags: TagPort, *, reserved_bytes: int = 0
     ) -> ValueService:
         """Give this process the node's value store."""
-        budget = shared_memory_budget(
-            self.folders.segments, self.config.capacity_bytes, reserved_bytes
-        )
+        # Stores of several Ray nodes can share a machine, and then this folder.
+        folder = self.folders.segments / node_id
+        folder.mkdir(mode=0o700)
+        budget = shared_memory_budget(folder, self.config.capacity_bytes, reserved_bytes)
         if self.config.segment_bytes < budget.segment_bytes:
             budget = budget._replace(segment_bytes=self.config.segment_bytes)
         store = ValueStore(
-            self.folders.segments,
+            folder,
             budget,
             plane_id=self.plane_id,
             store_id=node_id,
@@ -217,11 +218,3 @@ def prepare_process() -> None:
             gc.freeze()
 
     gc.callbacks.append(cast("Callable[[str, dict[str, int]], None]", freeze))
-
-
-def node_name() -> str:
-    """A name of this node for a plane without Ray."""
-    return socket.gethostname() or "node"
-
-
-

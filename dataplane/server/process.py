@@ -34,7 +34,7 @@ from dataplane.host.folders import (
     write_record,
     write_secret,
 )
-from dataplane.server.plane import PlaneServer, node_name, prepare_process
+from dataplane.server.plane import PlaneServer, prepare_process
 from dataplane.wire.auth import SECRET_BYTES
 
 
@@ -58,7 +58,7 @@ async def serve(
         server = PlaneServer(folders, config, secret)
         try:
             address = await server.listen("plane.sock", config.tcp_host)
-            await server.serve_both(node_name())
+            await server.serve_both("local")
             assert address.unix is not None
             write_record(
                 folders, Record(folders.name, folders.plane_id, address.unix, address.tcp)

@@ -9,6 +9,7 @@ repacked, and at last only patience until the request's deadline.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -64,6 +65,8 @@ class ValueStore:
             segment.unlink()
             segment.close()
         self.segments.clear()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     # -- room --------------------------------------------------------------------------------
 

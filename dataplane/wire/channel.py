@@ -205,8 +205,9 @@ class Channel(asyncio.BufferedProtocol):
             at = begin + header_bytes
             self._payload = self._memory(self._header, payload_bytes)
             self._payload_at = min(payload_bytes, end - at)
-            self._payload[: self._payload_at] = data[at : at + self._payload_at]
-            at += self._payload_at
+            if self._payload_at:
+                self._payload[: self._payload_at] = data[at : at + self._payload_at]
+                at += self._payload_at
             if self._payload_at < payload_bytes:
                 return
             self._finish()

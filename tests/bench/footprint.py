@@ -15,6 +15,8 @@ class Footprint:
 
     tag_store_bytes: int
     """Memory of the tag store's own; mapped segments are not in it."""
+    segment_bytes: int
+    """Size of the segment files."""
     all_bytes: int
     """Memory of all servers' own, and their segments."""
     used_bytes: int
@@ -33,6 +35,7 @@ def footprint(status: Mapping[str, Any]) -> Footprint:
     segments = sum(store["segments"] * store["segment_bytes"] for store in stores)
     return Footprint(
         tag_store_bytes=own_bytes(status["pid"]),
+        segment_bytes=segments,
         all_bytes=segments + sum(own_bytes(pid) for pid in pids),
         used_bytes=sum(store["used_bytes"] for store in stores),
         descriptors=sum(descriptors(pid) for pid in pids),

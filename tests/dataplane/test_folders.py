@@ -57,10 +57,10 @@ if child == 0:
         ownership.close_in_child()
     elif sys.argv[4] == "releases":
         ownership.release()
-    print("child", os.getpid(), flush=True)
+    os.write(1, b"child %d\\n" % os.getpid())
     sys.stdin.read()
     os._exit(0)
-print("parent", os.getpid(), flush=True)
+os.write(1, b"parent %d\\n" % os.getpid())
 os.waitpid(child, 0)
 """
 
@@ -350,16 +350,18 @@ def test_claims_and_sweeps_at_once_never_lose_a_claimed_folder(
     ]
     for thread in sweepers:
         thread.start()
-    for i in range(150):
-        folders = folders_of(roots, f"{i % 3:016x}")
-        ownership = claim(folders)
-        (folders.segments / "segment-0").write_bytes(b"x")
-        if exist(folders) != (True, True):
-            problems.append(folders)
-        ownership.release()
-    stop.set()
-    for thread in sweepers:
-        thread.join()
+    try:
+        for i in range(150):
+            folders = folders_of(roots, f"{i % 3:016x}")
+            ownership = claim(folders)
+            (folders.segments / "segment-0").write_bytes(b"x")
+            if exist(folders) != (True, True):
+                problems.append(folders)
+            ownership.release()
+    finally:
+        stop.set()
+        for thread in sweepers:
+            thread.join()
     assert problems == []
     sweep(*roots)
     assert os.listdir(roots[1]) == []

@@ -1,0 +1,455 @@
+"""The asyncio client: the verbs of `Client` as coroutines, many at once on one connection.
+
+May be used from several event loops of one process; each loop has connections of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dataplane.client.core import Core, Joined, StoreView
+from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
+from dataplane.client.get import GetOptions, Layout, Pad, get_batch, view_batch
+from dataplane.client.put import flags_of, put_batch, put_row
+from dataplane.client.results import Listing, Rows
+from dataplane.client.tags import Where, ask_tags, clear_rows, list_rows, plane_status
+from dataplane.config import Config
+from dataplane.errors import (
+    DataplaneError,
+    DeadlineExceeded,
+    InvalidRequest,
+    PlaneLost,
+    Unreachable,
+)
+from dataplane.types import KVBatchMeta, Revision
+from dataplane.wire.address import Address, Tls
+from dataplane.wire.channel import Channel
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+Result = TypeVar("Result")
+
+INLINE_BYTES = 256 << 10
+"""Work on fewer bytes is done on the event loop; more goes to a thread."""
+
+
+class _Lane:
+    __slots__ = ("channel",)
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+
+class _Loop:
+    """The connections of one event loop."""
+
+    def __init__(self) -> None:
+        self.channels: dict[Address, asyncio.Task[Channel]] = {}
+
+
+class AsyncClient:
+    """A client of one plane, for coroutines. Arguments, results and errors are `Client`'s."""
+
+    def __init__(
+        self,
+        joined: Joined,
+        config: Config | None = None,
+        *,
+        tls: Tls | None = None,
+        on_close: Callable[[bool], None] | None = None,
+    ) -> None:
+        self._core = Core(joined, config or Config(), tls)
+        self._on_close = on_close
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.Lock()  # guards the table of loops
+        self._closed = False
+        self._copies: set[asyncio.Future[Any]] = set()
+        self._held: dict[Channel, int] = {}
+        _clients.add(self)
+
+    # -- verbs -------------------------------------------------------------------------------
+
+    async def kv_put(
+        self,
+        key: str,
+        partition_id: str,
+        fields: Mapping[str, object] | None = None,
+        tags: Mapping[str, object] | None = None,
+        *,
+        must_exist: bool = False,
+        if_absent: bool = False,
+        return_tags: bool = False,
+        timeout: float | None = None,
+    ) -> KVBatchMeta:
+        """See `Client.kv_put`."""
+        flags = flags_of(must_exist=must_exist, if_absent=if_absent, return_tags=return_tags)
+        deadline = self._deadline(timeout)
+        return await self._drive(
+            put_row(self._core, key, partition_id, fields, tags, flags, deadline), deadline
+        )
+
+    async def kv_batch_put(
+        self,
+        keys: Sequence[str],
+        partition_id: str,
+        fields: Mapping[str, object] | Sequence[Mapping[str, object]] | TensorDict | None = None,
+        tags: Sequence[Mapping[str, object]] | None = None,
+        *,
+        must_exist: bool = False,
+        if_absent: bool = False,
+        return_tags: bool = False,
+        timeout: float | None = None,
+    ) -> KVBatchMeta:
+        """See `Client.kv_batch_put`."""
+        flags = flags_of(must_exist=must_exist, if_absent=if_absent, return_tags=return_tags)
+        deadline = self._deadline(timeout)
+        return await self._drive(
+            put_batch(self._core, keys, partition_id, fields, tags, flags, deadline), deadline
+        )
+
+    async def kv_batch_get(
+        self,
+        keys: Sequence[str],
+        partition_id: str,
+        select_fields: Sequence[str] | None = None,
+        *,
+        layout: Layout = "nested",
+        pad: Pad | Mapping[str, Pad] | None = None,
+        out: Mapping[str, torch.Tensor] | None = None,
+        total: int | None = None,
+        trim: Mapping[str, tuple[int, int]] | None = None,
+        on_missing: str = "raise",
+        timeout: float | None = None,
+    ) -> Rows:
+        """See `Client.kv_batch_get`."""
+        options = GetOptions(layout, pad, out, total, trim)
+        deadline = self._deadline(timeout)
+        return await self._drive(
+            get_batch(
+                self._core, keys, partition_id, select_fields, options, on_missing, deadline
+            ),
+            deadline,
+        )
+
+    @asynccontextmanager
+    async def kv_view(
+        self,
+        keys: Sequence[str],
+        partition_id: str,
+        select_fields: Sequence[str] | None = None,
+        *,
+        layout: Layout = "nested",
+        timeout: float | None = None,
+    ) -> AsyncIterator[Rows]:
+        """See `Client.kv_view`; WRITING TO A TENSOR OF A VIEW KILLS THIS PROCESS."""
+        deadline = self._deadline(timeout)
+        rows, close = await self._drive(
+            view_batch(self._core, keys, partition_id, select_fields, layout, deadline), deadline
+        )
+        try:
+            yield rows
+        finally:
+            rows.fields = {}
+            close()
+
+    async def kv_list(
+        self,
+        partition_id: str,
+        *,
+        where: Where | None = None,
+        since: Revision | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> Listing:
+        """See `Client.kv_list`."""
+        deadline = self._deadline(timeout)
+        return await self._drive(
+            list_rows(self._core, partition_id, where, since, columns, limit, deadline), deadline
+        )
+
+    async def kv_clear(
+        self,
+        keys: Sequence[str] | None,
+        partition_id: str,
+        *,
+        where: Where | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """See `Client.kv_clear`."""
+        deadline = self._deadline(timeout)
+        return await self._drive(
+            clear_rows(self._core, keys, partition_id, where, deadline), deadline
+        )
+
+    async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """See `Client.status`."""
+        deadline = self._deadline(timeout)
+        return await self._drive(plane_status(self._core, deadline), deadline)
+
+    # -- the plane ---------------------------------------------------------------------------
+
+    @property
+    def plane_id(self) -> str:
+        """The random id of the plane that this client joined; it accepts no other."""
+        return self._core.joined.plane_id
+
+    @property
+    def client_id(self) -> str:
+        """The random id of this client; a forked child has another one."""
+        self._check_fork()
+        return self._core.client_id
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    async def close(self, destroy: bool = False) -> None:
+        """See `Client.close`. Connections of other event loops end with their loop."""
+        if self._closed:
+            return
+        try:
+            if destroy:
+                deadline = self._deadline(5.0)
+                try:
+                    await self._drive(ask_tags(self._core, "destroy", [], deadline), deadline)
+                except (PlaneLost, Unreachable, DeadlineExceeded):
+                    pass  # it is gone already
+        finally:
+            self._closed = True
+            # The end of a connection ends its reservations, so no thread may still be copying.
+            if self._copies:
+                await asyncio.wait(set(self._copies))
+            mine = self._loops.pop(asyncio.get_running_loop(), None)
+            if mine is not None:
+                for task in mine.channels.values():
+                    if task.done() and not task.cancelled() and task.exception() is None:
+                        # One with pins of views goes with the last tensor over them.
+                        if not self._held.get(task.result()):
+                            task.result().close()
+                    else:
+                        task.cancel()
+            for store in self._core.stores.values():
+                if store.mappings is not None:
+                    store.mappings.close()
+            if self._on_close is not None:
+                self._on_close(destroy)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        joined = self._core.joined
+        return f"AsyncClient(plane {joined.name!r} {joined.plane_id}, {joined.tags})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a client does not travel; connect in the other process instead")
+
+    # -- driving verbs -----------------------------------------------------------------------
+
+    def _deadline(self, timeout: float | None) -> float:
+        if timeout is None:
+            timeout = self._core.config.timeout_s
+        elif not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):  # pyright: ignore
+            raise InvalidRequest(f"timeout is a positive number of seconds, not {timeout!r:.80}")
+        return time.monotonic() + timeout
+
+    async def _drive(self, verb: Verb[Result], deadline: float) -> Result:
+        self._check_fork()
+        if self._closed:
+            raise PlaneLost("this client was closed; connect again")
+        value: Any = None
+        started = time.monotonic()
+        try:
+            effect = verb.send(None)
+            while True:
+                try:
+                    value = await self._do(effect, deadline, started)
+                except BaseException as error:
+                    effect = verb.throw(error)
+                else:
+                    effect = verb.send(value)
+        except StopIteration as end:
+            return end.value
+
+    async def _do(self, effect: Any, deadline: float, started: float) -> Any:
+        kind = type(effect)
+        if kind is Ask:
+            lane, verb, body, payload, size, into = effect
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    return await lane.channel.call(verb, body, payload, size, into)
+            except TimeoutError:
+                waited = time.monotonic() - started
+                raise DeadlineExceeded(
+                    f"{verb} was not answered within {waited:.3f} s", waited_s=waited
+                ) from None
+        if kind is Open:
+            return await self._lane(effect.store, deadline)
+        if kind is Done:
+            return None  # the channel is shared and stays
+        if kind is Tell:
+            effect.lane.channel.tell(effect.verb, effect.body)
+            return None
+        if kind is Run:
+            if effect.nbytes < INLINE_BYTES:
+                return effect.work()
+            return await self._in_thread(effect.work)
+        if kind is Hold:
+            return await self._hold(effect.store, effect.blocks, deadline)
+        assert kind is Pause
+        await asyncio.sleep(effect.seconds)
+        return None
+
+    async def _lane(self, store: StoreView | None, deadline: float) -> _Lane:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            mine = self._loops.get(loop)
+            if mine is None:
+                mine = self._loops[loop] = _Loop()
+        address = self._core.joined.tags if store is None else store.address
+        task = mine.channels.get(address)
+        if task is None or (
+            task.done()
+            and (task.cancelled() or task.exception() is not None or task.result().closed)
+        ):
+            task = mine.channels[address] = loop.create_task(self._connect(store, address))
+        if task.done():
+            channel = task.result()
+        else:
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    channel = await asyncio.shield(task)
+            except TimeoutError:
+                raise Unreachable(f"{address} did not answer in time") from None
+        if store is not None and not store.probed:
+            self._core.probe(store, channel.greeting)
+        return _Lane(channel)
+
+    async def _connect(self, store: StoreView | None, address: Address) -> Channel:
+        core = self._core
+        local = address.unix is not None and (
+            store is None or core.config.same_node_reads or address.tcp is None
+        ) and os.path.exists(address.unix)
+        try:
+            channel = await Channel.connect(
+                address,
+                core.joined.secret,
+                client_id=core.client_id,
+                plane_id=core.joined.plane_id,
+                tls=core.tls,
+                local=local,
+            )
+        except DataplaneError:
+            raise
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            # Stores are not restarted in this version: nobody listens, nobody will.
+            raise PlaneLost(
+                f"nobody serves plane {core.joined.name!r} at {address} any more: start it again"
+            ) from error
+        except OSError as error:
+            raise Unreachable(f"{address} cannot be reached: {error}") from error
+        if "revision" in channel.greeting:
+            core.see(channel.greeting["revision"])
+        return channel
+
+    async def _hold(
+        self, store: StoreView, blocks: bytes, deadline: float
+    ) -> tuple[Callable[[], None] | None, list[int]]:
+        lane = await self._lane(store, deadline)
+        channel = lane.channel
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            handle, gone = (await channel.call("pin", [blocks])).body
+        if gone:
+            return None, gone
+
+        self._held[channel] = self._held.get(channel, 0) + 1
+
+        def unpin() -> None:
+            channel.tell("unpin", [handle])
+            self._held[channel] -= 1
+            if not self._held[channel]:
+                del self._held[channel]
+                if self._closed:
+                    channel.close()
+
+        def release() -> None:
+            # The last tensor may die in any thread, or after the loop.
+            with suppress(RuntimeError):  # the loop is closed, and its connections with it
+                loop.call_soon_threadsafe(unpin)
+
+        return release, []
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        """Run work in a thread; a cancelled caller still waits until the thread has stopped.
+
+        The work copies between shared memory and tensors: what it holds there may be given back
+        only after it stopped.
+        """
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+        self._copies.add(future)
+        future.add_done_callback(self._copies.discard)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+    # -- fork --------------------------------------------------------------------------------
+
+    def _check_fork(self) -> None:
+        if self._core.pid != os.getpid():
+            self.close_in_child()
+
+    def close_in_child(self) -> None:
+        """Become a new client in a forked child; what was inherited stays the parent's."""
+        for mine in list(self._loops.values()):
+            for task in mine.channels.values():
+                if task.done() and not task.cancelled() and task.exception() is None:
+                    fd = task.result().fileno()
+                    if fd >= 0:
+                        os.close(fd)
+        self._loops = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._core.new_identity()
+
+
+async def async_connect(
+    name: str = "default",
+    *,
+    address: str | None = None,
+    config: Config | Mapping[str, Any] | None = None,
+) -> AsyncClient:
+    """An asyncio client of a plane that exists already; see `connect`."""
+    from dataplane import session
+
+    settings = session.settings_of(config)
+    joined = await asyncio.to_thread(session.join, name, address, settings)
+    return AsyncClient(joined, settings, tls=session.tls_files(settings))
+
+
+_clients: weakref.WeakSet[AsyncClient] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client.close_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)
