@@ -11,6 +11,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dataplane.wire.address import Tls
+
 MiB = 1 << 20
 
 
@@ -50,6 +52,13 @@ class Config(BaseSettings):
     history_changes: int = Field(1_000_000, ge=1)
     history_age_s: float = Field(600.0, gt=0)
     """How far back listings since a revision and the judging of late writes reach."""
+
+    @property
+    def tls(self) -> Tls | None:
+        """The files that wrap TCP connections, where set."""
+        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+            return None
+        return Tls(self.tls_cert, self.tls_key, self.tls_ca)
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Config:

@@ -59,7 +59,7 @@ def init(config: Config | Mapping[str, Any] | None = None, *, name: str = "defau
                     atexit.unregister(started.stop)
 
                 client = Client(
-                    started.joined, settings, tls=tls_files(settings), on_close=on_close
+                    started.joined, settings, on_close=on_close
                 )
         _become_default(client)
         return client
@@ -219,15 +219,8 @@ def _uses_ray(config: Config) -> bool:
     return config.host == "ray"
 
 
-def tls_files(config: Config) -> Any:
-    """The TLS files of the settings, if any."""
-    from dataplane.server.plane import tls_of
-
-    return tls_of(config)
-
-
 def _client(joined: Joined, config: Config) -> Client:
-    return Client(joined, config, tls=tls_files(config))
+    return Client(joined, config)
 
 
 def join(name: str, address: str | None, config: Config) -> Joined:

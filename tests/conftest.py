@@ -1,10 +1,20 @@
-"""Settings of the whole suite. Fixtures that start planes stand beside the tests that use them."""
+"""Settings of the whole suite, the one Ray cluster it starts, and the planes of the contract."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.contract.planes import Plane
 
 # Read when Ray is imported: no usage report, and none of its start-up notices.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -16,3 +26,98 @@ settings.load_profile("suite")
 
 # Measurements are run by `make bench`.
 collect_ignore = ["bench"]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def runtime_dir() -> Iterator[Path]:
+    """Runtime root of the session's planes; at the end nothing may be left in it."""
+    # Not pytest's own folder: a path of a unix socket has at most 107 bytes.
+    root = Path(tempfile.mkdtemp(prefix="dataplane-"))
+    yield root
+    left = sorted(path.name for path in root.iterdir())
+    shutil.rmtree(root)
+    assert left in ([], ["lock"])
+
+
+@pytest.fixture(scope="session")
+def plane_settings(runtime_dir: Path) -> dict[str, Any]:
+    """Settings of the session's planes."""
+    from tests.contract.planes import SETTINGS
+
+    return {**SETTINGS, "runtime_dir": str(runtime_dir)}
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[list[str]]:
+    """The session's only Ray cluster, which this process has joined: the ids of its two nodes,
+    the own one first."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    memory = 80 << 20  # the least that Ray takes
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 2, "object_store_memory": memory, "include_dashboard": False,
+        },
+    )  # fmt: skip
+    try:
+        other = cluster.add_node(num_cpus=2, object_store_memory=memory)
+        ray.init(address=cluster.address, log_to_driver=False)
+        cluster.wait_for_nodes()
+        yield [ray.get_runtime_context().get_node_id(), other.node_id]
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        "embedded-sync",
+        "embedded-async",
+        pytest.param("ray", marks=pytest.mark.ray),
+        pytest.param("ray-remote", marks=pytest.mark.ray),
+    ],
+)
+def plane(request: pytest.FixtureRequest, plane_settings: dict[str, Any]) -> Iterator[Plane]:
+    """A plane of each kind of client."""
+    from tests.contract import planes
+
+    kind = request.param
+    name = f"contract-{kind}-{os.getpid()}"
+    if kind == "embedded-sync":
+        hosted = planes.embedded_sync(name, plane_settings)
+    elif kind == "embedded-async":
+        hosted = planes.embedded_async(name, plane_settings)
+    else:
+        _, other = request.getfixturevalue("ray_cluster")
+        if kind == "ray":
+            hosted = planes.ray_hosted(name, plane_settings)
+        else:
+            hosted = planes.ray_remote(name, plane_settings, other)
+    with hosted as plane:
+        yield plane
+
+
+@pytest.fixture
+def client(plane: Plane) -> Any:
+    """The blocking verbs of the plane's client."""
+    return plane.client
+
+
+@pytest.fixture
+def partition(request: pytest.FixtureRequest, plane: Plane) -> Iterator[str]:
+    """A partition that no other test uses, under a name that can be made longer for more of
+    them. It is cleared at the end, after which nothing may be in use."""
+    name = f"{request.node.originalname}-{next(_numbers)}"
+    yield name
+    client = plane.client
+    for made in client.status()["partitions"]:
+        if made.startswith(name):
+            client.kv_clear(None, made, where={})
+    status = client.status()
+    assert status["bytes_in_use"] == 0
+    assert {p["keys"] + p["tag_bytes"] for p in status["partitions"].values()} <= {0}

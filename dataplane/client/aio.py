@@ -29,7 +29,7 @@ from dataplane.errors import (
     Unreachable,
 )
 from dataplane.types import KVBatchMeta, Revision
-from dataplane.wire.address import Address, Tls
+from dataplane.wire.address import Address
 from dataplane.wire.channel import Channel
 
 if TYPE_CHECKING:
@@ -64,10 +64,9 @@ class AsyncClient:
         joined: Joined,
         config: Config | None = None,
         *,
-        tls: Tls | None = None,
         on_close: Callable[[bool], None] | None = None,
     ) -> None:
-        self._core = Core(joined, config or Config(), tls)
+        self._core = Core(joined, config or Config())
         self._on_close = on_close
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = (
             weakref.WeakKeyDictionary()
@@ -208,7 +207,6 @@ class AsyncClient:
     @property
     def client_id(self) -> str:
         """The random id of this client; a forked child has another one."""
-        self._check_fork()
         return self._core.client_id
 
     @property
@@ -270,7 +268,6 @@ class AsyncClient:
         return time.monotonic() + timeout
 
     async def _drive(self, verb: Verb[Result], deadline: float) -> Result:
-        self._check_fork()
         if self._closed:
             raise PlaneLost("this client was closed; connect again")
         value: Any = None
@@ -352,7 +349,7 @@ class AsyncClient:
                 core.joined.secret,
                 client_id=core.client_id,
                 plane_id=core.joined.plane_id,
-                tls=core.tls,
+                tls=core.config.tls,
                 local=local,
             )
         except DataplaneError:
@@ -413,10 +410,6 @@ class AsyncClient:
 
     # -- fork --------------------------------------------------------------------------------
 
-    def _check_fork(self) -> None:
-        if self._core.pid != os.getpid():
-            self.close_in_child()
-
     def close_in_child(self) -> None:
         """Become a new client in a forked child; what was inherited stays the parent's."""
         for mine in list(self._loops.values()):
@@ -441,7 +434,7 @@ async def async_connect(
 
     settings = session.settings_of(config)
     joined = await asyncio.to_thread(session.join, name, address, settings)
-    return AsyncClient(joined, settings, tls=session.tls_files(settings))
+    return AsyncClient(joined, settings)
 
 
 _clients: weakref.WeakSet[AsyncClient] = weakref.WeakSet()

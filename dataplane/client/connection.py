@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,6 +41,10 @@ class Connection:
         self.plane_id = ""
         self.local = sock.family == socket.AF_UNIX
         self._socket = sock
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._armed_s = 0.0
+        if not self._tls:
+            sock.settimeout(None)  # the kernel keeps the time, see `_arm`
         self._buffer = bytearray(RECEIVE_BYTES)
         self._view = memoryview(self._buffer)
         self._number = 0
@@ -113,7 +118,7 @@ class Connection:
         try:
             self._send(frame(verb, self._number, body, payload_bytes), payload, deadline)
             header, data = self._receive(deadline, into)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             self.usable = False
             waited = time.monotonic() - started
             raise DeadlineExceeded(
@@ -146,17 +151,6 @@ class Connection:
         self.usable = False
         self._socket.close()
 
-    def is_idle_and_open(self) -> bool:
-        """Whether a connection that was put aside can be used again: no data, no end of stream."""
-        try:
-            self._socket.setblocking(False)
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except (OSError, ValueError):
-            return False
-        return False  # the end of the stream, or data that nobody asked for
-
     def close_in_child(self) -> None:
         """Close a forked child's copy without a word on the wire."""
         self.usable = False
@@ -166,11 +160,11 @@ class Connection:
 
     def _send(self, head: bytes, payload: Sequence[Any], deadline: float) -> None:
         sock = self._socket
-        sock.settimeout(_left(deadline))
+        self._arm(deadline)
         if not payload:
             sock.sendall(head)
             return
-        if isinstance(sock, ssl.SSLSocket):
+        if self._tls:
             sock.sendall(head)
             for piece in payload:
                 sock.sendall(piece)
@@ -188,14 +182,13 @@ class Connection:
             if sent:
                 pieces[at] = memoryview(pieces[at])[sent:]
             if at < len(pieces):
-                sock.settimeout(_left(deadline))
+                self._arm(deadline)
 
     def _receive(self, deadline: float, into: Alloc | None) -> tuple[Header, memoryview]:
-        sock, view = self._socket, self._view
-        sock.settimeout(_left(deadline))
-        have = sock.recv_into(view)
+        view = self._view
+        have = self._more(view, deadline)
         while have < PREFIX.size:
-            have += self._more(view[have:], have)
+            have += self._more(view[have:], deadline)
         header_bytes, payload_bytes = parse_prefix(view, MAX_HEADER_BYTES)
         end = PREFIX.size + header_bytes
         if end > len(view):
@@ -203,8 +196,7 @@ class Connection:
             whole[:have] = view[:have]
             view = whole
         while have < end:
-            sock.settimeout(_left(deadline))
-            have += self._more(view[have:], have)
+            have += self._more(view[have:], deadline)
         header = parse_header(view[PREFIX.size : end])
         if not payload_bytes:
             return header, view[:0]
@@ -215,15 +207,39 @@ class Connection:
         if early:
             data[:early] = view[end:have]
         while early < payload_bytes:
-            sock.settimeout(_left(deadline))
-            early += self._more(data[early:], early)
+            early += self._more(data[early:], deadline)
         return header, data
 
-    def _more(self, view: memoryview, have: int) -> int:
-        got = self._socket.recv_into(view)
-        if not got:
-            raise ConnectionResetError(CLOSED)
-        return got
+    def _more(self, view: memoryview, deadline: float) -> int:
+        while True:
+            self._arm(deadline)
+            try:
+                got = self._socket.recv_into(view)
+            except BlockingIOError:
+                continue  # armed for less than is left, or the deadline: `_arm` tells
+            if not got:
+                raise ConnectionResetError(CLOSED)
+            return got
+
+    def _arm(self, deadline: float) -> None:
+        """Let the next system call end near the deadline; TimeoutError if it has passed.
+
+        Python's own timeouts cost two more system calls each. The kernel's are set once and stay
+        while they fit: calls mostly have the same deadline.
+        """
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if self._tls:
+            self._socket.settimeout(left)
+        elif not 0.5 * left < self._armed_s <= 1.01 * left + 0.01:
+            value = _TIMEVAL.pack(int(left), int(left % 1 * 1e6) + 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+            self._armed_s = left
+
+
+_TIMEVAL = struct.Struct("ll")
 
 
 def _left(deadline: float) -> float:

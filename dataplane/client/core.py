@@ -12,7 +12,7 @@ from dataplane.client.mappings import Mappings
 from dataplane.client.memory import Recycler
 from dataplane.config import Config
 from dataplane.types import Revision
-from dataplane.wire.address import Address, Tls
+from dataplane.wire.address import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,15 @@ class StoreView:
 class Core:
     """The state of one client. Usable from any thread."""
 
-    def __init__(self, joined: Joined, config: Config, tls: Tls | None) -> None:
+    def __init__(self, joined: Joined, config: Config) -> None:
         self.joined = joined
         self.config = config
-        self.tls = tls
         self.recycler = Recycler(config.reuse_bytes)
         self.new_identity()
 
     def new_identity(self) -> None:
         """Become a client of one's own: at the start, and in a forked child."""
         self.client_id = secrets.token_hex(8)
-        self.pid = os.getpid()
         self.numbers = RequestNumbers()
         self.seen = Revision(0, 0)
         self.stores: dict[str, StoreView] = {}

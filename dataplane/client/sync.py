@@ -31,7 +31,7 @@ from dataplane.errors import (
     Unreachable,
 )
 from dataplane.types import KVBatchMeta, Revision
-from dataplane.wire.address import Address, Tls
+from dataplane.wire.address import Address
 from dataplane.wire.channel import Broken
 
 if TYPE_CHECKING:
@@ -69,10 +69,9 @@ class Client:
         joined: Joined,
         config: Config | None = None,
         *,
-        tls: Tls | None = None,
         on_close: Callable[[bool], None] | None = None,
     ) -> None:
-        self._core = Core(joined, config or Config(), tls)
+        self._core = Core(joined, config or Config())
         self._on_close = on_close
         self._idle: dict[Address, deque[Connection]] = {}
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -252,7 +251,6 @@ class Client:
     @property
     def client_id(self) -> str:
         """The random id of this client; a forked child has another one."""
-        self._check_fork()
         return self._core.client_id
 
     @property
@@ -317,7 +315,6 @@ class Client:
         return time.monotonic() + timeout
 
     def _drive(self, verb: Verb[Result], deadline: float) -> Result:
-        self._check_fork()
         if self._closed:
             raise PlaneLost("this client was closed; connect again")
         send = verb.send
@@ -386,7 +383,7 @@ class Client:
                     core.joined.secret,
                     client_id=core.client_id,
                     plane_id=core.joined.plane_id,
-                    tls=core.tls,
+                    tls=core.config.tls,
                     local=local,
                     deadline=deadline,
                 )
@@ -411,10 +408,6 @@ class Client:
         return connection
 
     # -- fork --------------------------------------------------------------------------------
-
-    def _check_fork(self) -> None:
-        if self._core.pid != os.getpid():
-            self.close_in_child()
 
     def close_in_child(self) -> None:
         """Become a new client in a forked child; what was inherited stays the parent's."""

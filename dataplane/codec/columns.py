@@ -140,7 +140,7 @@ def encode_row(key: str, fields: Mapping[str, object]) -> Encoded:
     Raises InvalidRequest if a field is none of the accepted forms.
     """
     if type(fields) is not dict:
-        _check_one_row(fields)
+        _check_one_row(key, fields)
     columns: list[tuple[str, str, int | None, tuple[int, ...]]] = []
     lengths = array("i")
     views: list[bytes | memoryview] = []
@@ -257,31 +257,34 @@ def _template(columns: tuple[tuple[str, str, int | None, tuple[int, ...]], ...])
 # What came in, as columns.
 
 
-def _tensordict() -> Any:
-    """The module, if the process has loaded it: importing it takes a second."""
-    return sys.modules.get("tensordict")
+def _tensordict(name: str) -> Any:
+    """This name of tensordict, or None if the process has not imported it (yet): an import of
+    our own would take a second, and without it no value can be one of its types."""
+    return getattr(sys.modules.get("tensordict"), name, None)
 
 
 def _is_tensordict(value: object) -> TypeGuard[Any]:
-    module = _tensordict()
-    return module is not None and isinstance(value, module.TensorDictBase)
+    base = _tensordict("TensorDictBase")
+    return base is not None and isinstance(value, base)
 
 
 def _is_non_tensor(value: object) -> TypeGuard[Any]:
-    module = _tensordict()
-    return module is not None and module.is_non_tensor(value)
+    is_non_tensor = _tensordict("is_non_tensor")
+    return is_non_tensor is not None and is_non_tensor(value)
 
 
-def _check_one_row(fields: object) -> None:
+def _check_one_row(key: str, fields: object) -> None:
     if _is_tensordict(fields):
         if fields.batch_size:
             raise InvalidRequest(
-                f"a TensorDict of batch size {[*fields.batch_size]} holds many rows, and kv_put "
-                "writes one; use kv_batch_put"
+                f"the fields of key {key!r} are a TensorDict of batch size "
+                f"{[*fields.batch_size]}, which holds many rows; use kv_batch_put, with one "
+                "TensorDict for all keys"
             )
     elif not isinstance(fields, Mapping):
         raise InvalidRequest(
-            f"the fields of a row are a mapping of names to values, not a {type(fields).__name__}"
+            f"the fields of key {key!r} are a {type(fields).__name__}, not a mapping of names "
+            "to values"
         )
 
 
@@ -293,7 +296,7 @@ def _columns(keys: Sequence[str], fields: object) -> Mapping[str, object]:
                 f"a TensorDict of batch size {[*size]} for {len(keys)} keys: its first "
                 "dimension counts the keys"
             )
-        if not isinstance(fields, _tensordict().LazyStackedTensorDict):
+        if not isinstance(fields, _tensordict("LazyStackedTensorDict")):
             return cast("Mapping[str, object]", fields)
         fields = list(fields.unbind(0))  # its rows may differ in shape, so it has no columns
     if isinstance(fields, Mapping):
@@ -312,10 +315,8 @@ def _columns(keys: Sequence[str], fields: object) -> Mapping[str, object]:
 def _transposed(keys: Sequence[str], rows: Sequence[object]) -> dict[str, list[object]]:
     columns: dict[str, list[object]] = {}
     for i, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise InvalidRequest(
-                f"the fields of key {keys[i]!r} are a {type(row).__name__}, not a mapping"
-            )
+        if type(row) is not dict:
+            _check_one_row(keys[i], row)
         row = cast("Mapping[str, object]", row)
         names = row.keys()  # a TensorDict counts and iterates over rows, not names
         if not i:
@@ -513,7 +514,7 @@ def _rows_part(name: str, rows: Sequence[object], keys: Sequence[str]) -> Part:
     """A column as a list of rows."""
     _check_rows(name, len(rows), keys)
     kinds = set(map(type, rows))
-    if _tensordict() is not None and not kinds <= _UNWRAPPED:
+    if not kinds <= _UNWRAPPED:
         rows = [row.tolist() if _is_non_tensor(row) else row for row in rows]
         kinds = set(map(type, rows))
     if kinds == {torch.Tensor}:

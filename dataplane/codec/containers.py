@@ -38,8 +38,8 @@ Offsets: TypeAlias = dict[bytes, torch.Tensor]
 they share one offsets tensor."""
 
 INT32_MAX: Final = 2**31 - 1
-SCATTER_BELOW_ITEMS: Final = 64
-"""Rows shorter than this on average are padded by one indexed copy, longer ones one by one."""
+SCATTER_BELOW_ITEMS: Final = 1024
+"""Rows that are padded to less than this are copied by one mask, wider ones one by one."""
 
 
 @dataclass(slots=True)
@@ -348,8 +348,8 @@ def _joined(field: FieldData, out: Array | None = None) -> Array:
 
 def _pad_rows(base: Array, lengths: npt.NDArray[np.int32], dense: Array, along: int) -> None:
     """Copies rows (across, L * along) into the front of `dense` (B, across, widest * along)."""
-    rows, across, width = dense.shape
-    if across == 1 and base.size < SCATTER_BELOW_ITEMS * rows:
+    _, across, width = dense.shape
+    if across == 1 and width < SCATTER_BELOW_ITEMS:
         columns = np.arange(width, dtype=np.int64)
         dense[:, 0][columns < (lengths * np.int64(along))[:, None]] = base
         return

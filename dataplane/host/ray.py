@@ -258,7 +258,7 @@ class _ValueActor(_Served):
         super().__init__()
 
     async def _serve(self) -> None:
-        from dataplane.server.plane import PlaneServer, prepare_process, tls_of
+        from dataplane.server.plane import PlaneServer, prepare_process
         from dataplane.server.ports import RemoteTags
         from dataplane.wire.channel import Channel
 
@@ -280,7 +280,7 @@ class _ValueActor(_Served):
                 client_id=self._store_id,
                 role="store",
                 plane_id=self._tags["plane_id"],
-                tls=tls_of(config),
+                tls=config.tls,
                 local=tags.unix is not None and os.path.exists(tags.unix),
                 on_request=port.on_request,
             )

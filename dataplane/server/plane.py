@@ -28,7 +28,7 @@ from dataplane.tags.journal import FileJournal
 from dataplane.tags.store import TagStore
 from dataplane.values.segments import shared_memory_budget
 from dataplane.values.store import ValueStore
-from dataplane.wire.address import Address, Tls
+from dataplane.wire.address import Address
 from dataplane.wire.channel import Channel
 from dataplane.wire.frames import Body, Header
 
@@ -114,7 +114,7 @@ class PlaneServer:
         os.chmod(path, 0o600)
         tcp = None
         if tcp_host is not None:
-            tls = tls_of(self.config)
+            tls = self.config.tls
             server = await loop.create_server(
                 lambda: self._accepted(local=False),
                 tcp_host,
@@ -191,13 +191,6 @@ class PlaneServer:
             return
         loop = asyncio.get_running_loop()
         self._idle = loop.call_later(self.config.linger_s, self.ended.set)
-
-
-def tls_of(config: Config) -> Tls | None:
-    """The TLS files of a plane, if TCP is to be wrapped."""
-    if config.tls_cert is None or config.tls_key is None or config.tls_ca is None:
-        return None
-    return Tls(config.tls_cert, config.tls_key, config.tls_ca)
 
 
 def prepare_process() -> None:

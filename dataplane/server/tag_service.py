@@ -112,9 +112,10 @@ class TagService:
                 self._drop(store_id, block[0])
             return answered.answer
         put = self._checked(meta, tags, block, store_id)
+        found = store.check_put(put)
         now = self.clock()
         self.journal.append(j.PUT, store.n + 1, now, (client_id, packed, tags, store_id, block))
-        n = store.apply_put(put, now)
+        n = store.apply_put(put, found, now)
         merged = fields = None
         if meta.flags & RETURN_TAGS:
             merged = store.merged_tags(meta.partition_id, put.keys)
@@ -146,7 +147,7 @@ class TagService:
         if begun is not None:
             # What began in an earlier epoch began before everything of this one.
             stamp = begun[1] if begun[0] == self.store.epoch else 0
-        put = PutRows(
+        return PutRows(
             meta.partition_id,
             keys,
             all_tags,
@@ -156,8 +157,6 @@ class TagService:
             bool(meta.flags & IF_ABSENT),
             stamp,
         )
-        self.store.check_put(put)
-        return put
 
     def _placement(self, store_id: str, block: Body) -> Placement:
         number, segment, offset, nbytes, blob, rows, lengths = block

@@ -6,6 +6,7 @@ Checks change nothing; `apply_put` and `apply_clear` cannot fail after their che
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import msgpack
@@ -27,6 +28,7 @@ from dataplane.tags.rows import (
     KeyIndex,
     Layers,
     Row,
+    Slot,
     Slots,
     Tombstone,
 )
@@ -45,6 +47,17 @@ class PutRows(NamedTuple):
     if_absent: bool = False
     stamp: int | None = None
     """Revision at which the put began; None if it begins now."""
+
+
+class Found(NamedTuple):
+    """The keys of a put as they were before it."""
+
+    positions: list[int | None]
+    slots: list[Slot] | None
+    """None if none of the keys is known."""
+
+
+_NO_TAGS: Tags = {}
 
 
 class Partition:
@@ -73,8 +86,13 @@ class Partition:
 
     # -- put ---------------------------------------------------------------------------------
 
-    def check_put(self, put: PutRows, floor: int) -> None:
-        """Raise what is wrong with the put; nothing is changed."""
+    def find(self, keys: Sequence[str]) -> list[int | None]:
+        """The position of each key's row or tombstone; None where the key is not known."""
+        shards = self.index.shards
+        return [shards[hash(key) & (SHARDS - 1)].get(key) for key in keys]
+
+    def check_put(self, put: PutRows, floor: int) -> Found:
+        """Raise what is wrong with the put; nothing is changed. What it found goes to apply."""
         placement = put.placement
         if placement is not None and placement.template.blob not in self._templates:
             self._check_schema(placement, put.keys[0])
@@ -86,28 +104,44 @@ class Partition:
                 keys=put.keys,
                 cleared_at=None,
             )
-        if put.stamp is not None:
-            self._check_stale(put.keys, put.stamp)
+        positions = self.find(put.keys)
+        if positions.count(None) == len(positions):
+            slots: list[Slot] | None = None  # all of them are new: nothing to compare with
+        else:
+            at = self.slots.at
+            slots = [None if p is None else at(p) for p in positions]
+            if put.stamp is not None:
+                self._check_stale(put.keys, slots, put.stamp)
         if put.must_exist:
-            missing = [key for key in put.keys if self.row(key) is None]
-            if missing:
-                raise KeyNotFound(
-                    f"partition {self.partition_id!r} has no key {quote(missing)}; "
-                    "must_exist=True writes to rows that exist only",
-                    partition_id=self.partition_id,
-                    keys=missing,
-                )
-        if put.if_absent:
-            present = [key for key in put.keys if self.row(key) is not None]
-            if present:
-                raise AlreadyWritten(
-                    f"partition {self.partition_id!r} has {quote(present)} already; "
-                    "if_absent=True writes new rows only",
-                    partition_id=self.partition_id,
-                    keys=present,
-                )
+            self._check_exist(put.keys, slots)
+        if put.if_absent and slots is not None:
+            self._check_absent(put.keys, slots)
         if put.tags is not None:
-            self._check_merged_tags(put)
+            self._check_tags(put, slots)
+        return Found(positions, slots)
+
+    def _check_exist(self, keys: Sequence[str], slots: Sequence[Slot] | None) -> None:
+        if slots is None:
+            missing = list(keys)
+        else:
+            missing = [k for k, slot in zip(keys, slots, strict=True) if type(slot) is not Row]
+        if missing:
+            raise KeyNotFound(
+                f"partition {self.partition_id!r} has no key {quote(missing)}; "
+                "must_exist=True writes to rows that exist only",
+                partition_id=self.partition_id,
+                keys=missing,
+            )
+
+    def _check_absent(self, keys: Sequence[str], slots: Sequence[Slot]) -> None:
+        present = [k for k, slot in zip(keys, slots, strict=True) if type(slot) is Row]
+        if present:
+            raise AlreadyWritten(
+                f"partition {self.partition_id!r} has {quote(present)} already; "
+                "if_absent=True writes new rows only",
+                partition_id=self.partition_id,
+                keys=present,
+            )
 
     def _check_schema(self, placement: Placement, key: str) -> None:
         for column in placement.template.columns:
@@ -123,14 +157,10 @@ class Partition:
                 fields=[column.name],
             )
 
-    def _check_stale(self, keys: Sequence[str], stamp: int) -> None:
+    def _check_stale(self, keys: Sequence[str], slots: Sequence[Slot], stamp: int) -> None:
         stale: list[str] = []
         cleared_at = 0
-        for key in keys:
-            position = self.index.get(key)
-            if position is None:
-                continue
-            slot = self.slots.at(position)
+        for key, slot in zip(keys, slots, strict=True):
             if type(slot) is Tombstone:
                 last = slot.revision
             elif type(slot) is Row:
@@ -150,19 +180,21 @@ class Partition:
                 cleared_at=cleared_at,
             )
 
-    def _check_merged_tags(self, put: PutRows) -> None:
+    def _check_tags(self, put: PutRows, slots: Sequence[Slot] | None) -> None:
+        """The merged tags of each key stay within their limits."""
         assert put.tags is not None and put.tag_sizes is not None
-        for key, tags, size in zip(put.keys, put.tags, put.tag_sizes, strict=True):
-            row = self.row(key)
-            if row is None:
-                if len(tags) <= MAX_TAGS:
-                    continue
-                count, size = len(tags), size
-            elif row.tag_bytes + size <= MAX_TAG_BYTES and len(row.tags) + len(tags) <= MAX_TAGS:
+        if slots is None:
+            if max(map(len, put.tags)) <= MAX_TAGS:
+                return  # their bytes were checked as they arrived
+            slots = [None] * len(put.keys)
+        for key, slot, tags, size in zip(put.keys, slots, put.tags, put.tag_sizes, strict=True):
+            if type(slot) is not Row:
+                count = len(tags)
+            elif slot.tag_bytes + size <= MAX_TAG_BYTES and len(slot.tags) + len(tags) <= MAX_TAGS:
                 continue
             else:
                 # The sum is an upper bound; only when it is over is the merge itself measured.
-                merged = {**row.tags, **tags}
+                merged = {**slot.tags, **tags}
                 count, size = len(merged), len(msgpack.packb(merged))
             if size > MAX_TAG_BYTES or count > MAX_TAGS:
                 raise InvalidRequest(
@@ -170,43 +202,75 @@ class Partition:
                     f"{MAX_TAGS} of {MAX_TAG_BYTES} bytes are kept: store what is large as a field"
                 )
 
-    def apply_put(self, put: PutRows, revision: int) -> list[Placement]:
-        """Make the rows as the put says; returns the placements that died of it."""
+    def apply_put(self, put: PutRows, found: Found, revision: int) -> list[Placement]:
+        """Make the rows as the checked put says; returns the placements that died of it."""
         placement = put.placement
-        slots, shards = self.slots, self.index.shards
+        count = len(put.keys)
+        tags: Iterable[Tags] = repeat(_NO_TAGS, count) if put.tags is None else put.tags
+        sizes: Iterable[int] = repeat(1, count) if put.tag_sizes is None else put.tag_sizes
         dead: list[Placement] = []
+        if found.slots is None:
+            positions = self._append(put.keys, tags, sizes, placement, revision)
+        else:
+            positions = self._merge(put.keys, tags, sizes, placement, found, revision, dead)
+        self.revision = revision
+        if placement is not None:
+            placement.partition_id = self.partition_id
+            placement.positions = positions
+            self.payload_bytes += placement.payload_bytes
+            self._learn(placement)
+        return dead
+
+    def _append(
+        self,
+        keys: Sequence[str],
+        tags: Iterable[Tags],
+        sizes: Iterable[int],
+        placement: Placement | None,
+        revision: int,
+    ) -> range:
+        """New rows for keys that are all unknown."""
+        layers: Iterable[Layers] = (
+            repeat((), len(keys)) if placement is None else zip(repeat(placement), range(len(keys)))
+        )
+        rows = list(map(Row, keys, tags, sizes, layers, repeat(revision), repeat(0)))
+        first = self.slots.extend(rows)
+        shards = self.index.shards
+        for position, key in enumerate(keys, first):
+            shards[hash(key) & (SHARDS - 1)][key] = position
+        self.tag_bytes += sum(row.tag_bytes for row in rows)
+        return range(first, first + len(rows))
+
+    def _merge(
+        self,
+        keys: Sequence[str],
+        tags: Iterable[Tags],
+        sizes: Iterable[int],
+        placement: Placement | None,
+        found: Found,
+        revision: int,
+        dead: list[Placement],
+    ) -> Sequence[int]:
+        """Rows for keys of which some exist, or did."""
+        assert found.slots is not None
         positions: list[int] = []
-        none: Tags = {}
-        added_tag_bytes = 0
-        all_tags = put.tags
-        sizes = put.tag_sizes
-        for i, key in enumerate(put.keys):
-            tags = none if all_tags is None else all_tags[i]
-            size = 1 if sizes is None else sizes[i]
-            shard = shards[hash(key) & (SHARDS - 1)]
-            position = shard.get(key)
-            slot = None if position is None else slots.at(position)
+        for i, (key, tag, size, position, slot) in enumerate(
+            zip(keys, tags, sizes, found.positions, found.slots, strict=True)
+        ):
             if type(slot) is Row:
                 assert position is not None
                 layers = slot.layers
                 if placement is not None:
                     layers = self._cover(layers, placement, i, dead)
-                self._replace(slot, position, tags, size, layers, revision)
+                self._replace(slot, position, tag, size, layers, revision)
             else:
                 layers = () if placement is None else (placement, i)
                 cleared_at = slot.revision if type(slot) is Tombstone else 0
-                position = slots.append(Row(key, tags, size, layers, revision, cleared_at))
-                shard[key] = position
-                added_tag_bytes += size
+                position = self.slots.extend([Row(key, tag, size, layers, revision, cleared_at)])
+                self.index.set(key, position)
+                self.tag_bytes += size
             positions.append(position)
-        self.tag_bytes += added_tag_bytes
-        self.revision = revision
-        if placement is not None:
-            placement.partition_id = self.partition_id
-            placement.positions = _compact(positions)
-            self.payload_bytes += placement.payload_bytes
-            self._learn(placement)
-        return dead
+        return _compact(positions)
 
     def _replace(
         self, row: Row, position: int, tags: Tags, size: int, layers: Layers, revision: int

@@ -121,23 +121,29 @@ class Slots:
         chunk = self.chunks[position >> CHUNK_BITS]
         return None if chunk is None else chunk.rows[position & (CHUNK_ROWS - 1)]
 
-    def append(self, row: Row) -> int:
-        """Put the row in the next free slot; its position."""
+    def extend(self, rows: list[Row]) -> int:
+        """Put the rows in the next free slots; the position of the first."""
         chunks = self.chunks
-        chunk = chunks[-1] if chunks else None
-        if chunk is None or len(chunk.rows) == CHUNK_ROWS:
-            chunk = Chunk()
-            chunks.append(chunk)
-        elif chunk.frozen:
-            chunk = chunks[-1] = chunk.thawed()
-        rows = chunk.rows
-        rows.append(row)
-        if chunk.columns:
+        first = -1
+        at = 0
+        while at < len(rows):
+            chunk = chunks[-1] if chunks else None
+            if chunk is None or len(chunk.rows) == CHUNK_ROWS:
+                chunk = Chunk()
+                chunks.append(chunk)
+            elif chunk.frozen:
+                chunk = chunks[-1] = chunk.thawed()
+            filled = len(chunk.rows)
+            if first < 0:
+                first = ((len(chunks) - 1) << CHUNK_BITS) + filled
+            part = rows[at : at + CHUNK_ROWS - filled]
+            chunk.rows += part
             chunk.columns.clear()
-        chunk.names = None
-        chunk.live += 1
-        self.live += 1
-        return ((len(chunks) - 1) << CHUNK_BITS) + len(rows) - 1
+            chunk.names = None
+            chunk.live += len(part)
+            at += len(part)
+        self.live += len(rows)
+        return first
 
     def writable(self, position: int) -> Chunk:
         """The chunk of a live slot, thawed."""

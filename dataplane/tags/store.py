@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from dataplane.errors import PartitionNotFound
 from dataplane.tags.history import Chain, Change, History
 from dataplane.tags.keys import check_name
-from dataplane.tags.partition import Partition, PutRows
+from dataplane.tags.partition import Found, Partition, PutRows
 from dataplane.tags.placement import Placement
 from dataplane.tags.query import Predicate
 from dataplane.tags.requests import ClientRequests
@@ -72,15 +72,15 @@ class TagStore:
 
     # -- put ---------------------------------------------------------------------------------
 
-    def check_put(self, put: PutRows) -> None:
+    def check_put(self, put: PutRows) -> Found:
         """Raise what is wrong with a put whose keys and tags are well formed already."""
         partition = self.partitions.get(put.partition_id)
         if partition is None:
             check_name(put.partition_id, "partition name")
             partition = Partition(put.partition_id)
-        partition.check_put(put, self.history.floor)
+        return partition.check_put(put, self.history.floor)
 
-    def apply_put(self, put: PutRows, now: float) -> int:
+    def apply_put(self, put: PutRows, found: Found, now: float) -> int:
         """Carry out a checked put; its revision."""
         partition = self.partitions.get(put.partition_id)
         if partition is None:
@@ -88,7 +88,7 @@ class TagStore:
         self.n += 1
         if put.placement is not None:
             self.placements[put.placement.store, put.placement.block] = put.placement
-        self._bury(partition.apply_put(put, self.n))
+        self._bury(partition.apply_put(put, found, self.n))
         self._record(Change(self.n, now, put.partition_id, put.keys, None))
         return self.n
 

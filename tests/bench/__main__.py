@@ -49,7 +49,9 @@ def main() -> int:
     rounds = 1 if asked.smoke else asked.rounds
 
     samples = runner.run(workloads, names, SMOKE if asked.smoke else FULL, rounds)
-    found = report.results([line for w in workloads for line in w.lines], samples)
+    found = report.results(
+        [line for w in workloads for line in w.lines], samples, judged=not asked.smoke
+    )
     report.show(found)
     out = asked.out or Path("bench-smoke.json" if asked.smoke else "bench.json")
     report.write_json(found, out)

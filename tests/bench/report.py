@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +25,8 @@ class Result:
     line: Line
     medians: dict[str, float]
     spreads: dict[str, float]
+    judged: bool = True
+    """Whether the run was at the size that requirements are stated for."""
 
     @property
     def ours(self) -> float | None:
@@ -36,13 +39,15 @@ class Result:
     @property
     def ratio(self) -> float | None:
         """How many times better than the peer."""
-        if not self.ours or not self.peer:  # not measured
+        if not self.ours or not self.peer:
             return None
         return self.ours / self.peer if self.line.higher_is_better else self.peer / self.ours
 
     @property
     def met(self) -> bool | None:
         """Whether the line's requirement holds; None where it has none or was not measured."""
+        if not self.judged:
+            return None
         if self.line.limit is not None:
             return None if self.ours is None else self.ours <= self.line.limit
         if self.line.required is None or self.ratio is None:
@@ -70,18 +75,19 @@ class Result:
         return found
 
 
-def results(lines: Sequence[Line], samples: Samples) -> list[Result]:
+def results(lines: Sequence[Line], samples: Samples, *, judged: bool) -> list[Result]:
     """Medians and spreads of every line that was measured at least once."""
-    return [_result(line, samples[line.name]) for line in lines if samples.get(line.name)]
+    return [_result(line, samples[line.name], judged) for line in lines if line.name in samples]
 
 
-def _result(line: Line, rounds: dict[str, list[float]]) -> Result:
+def _result(line: Line, rounds: dict[str, list[float]], judged: bool) -> Result:
     # The processes count in seconds; the lines in milliseconds.
     factor = 1000.0 if line.unit == "ms" else 1.0
     return Result(
         line,
         {name: statistics.median(values) * factor for name, values in rounds.items()},
         {name: spread(values) for name, values in rounds.items()},
+        judged,
     )
 
 
@@ -89,8 +95,8 @@ def spread(values: Sequence[float]) -> float:
     """The middle half of the rounds as a share of their median."""
     if len(values) < 2:
         return 0.0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / statistics.median(values)
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle if middle else 0.0
 
 
 def write_json(found: Sequence[Result], path: Path) -> None:
@@ -100,7 +106,7 @@ def write_json(found: Sequence[Result], path: Path) -> None:
 
 def show(found: Sequence[Result]) -> None:
     """Print the table."""
-    table = Table(title="medians; ratio = how many times better than the peer")
+    table = Table(title="medians; ratio = how many times better than the peer", box=box.SIMPLE)
     for heading in ("name", "unit", "ours", "±", "peer", "±", "ratio", "required", *BESIDE):
         table.add_column(heading, justify="left" if heading in ("name", "unit") else "right")
     for result in found:

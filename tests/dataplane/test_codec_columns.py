@@ -1,4 +1,4 @@
-"""What callers put, in every accepted form, as a block whose rows are found through its template."""
+"""What callers put, in every accepted form, as a block that its template explains."""
 
 import struct
 import warnings
@@ -21,7 +21,7 @@ NAMES = sorted(DTYPE)
 
 
 def decode(encoded: Encoded) -> dict[str, list[object]]:
-    """The rows of a block by field, read as a stranger would: from its bytes and its template."""
+    """The rows of a block by field, read from nothing but its bytes and its template."""
     block = b"".join(encoded.pieces)
     assert len(block) == encoded.nbytes
     assert all(len(piece) == memoryview(piece).nbytes > 0 for piece in encoded.pieces)
@@ -475,6 +475,7 @@ class Sample:
         ("ab", "fields are .* not a str"),
         (None, "fields are .* not a NoneType"),
         ([{"x": 1}], "2 keys, but fields for 1 rows"),
+        ([TensorDict({"x": torch.zeros(1, 3)}, [1])] * 2, r"key 'k0' are .* batch size \[1\]"),
         ([{"x": 1}, 2], "the fields of key 'k1' are a int, not a mapping"),
         ([{"x": 1}, {"y": 1}], "key 'k1' lacks 'x', which key 'k0' has"),
         ([{"x": 1, "y": 1}, {"x": 1}], "key 'k1' lacks 'y', which key 'k0' has"),
@@ -508,7 +509,7 @@ def test_a_row_is_refused_with_its_culprit(value: object, message: str):
 
 @pytest.mark.parametrize("fields", [None, [1], "ab", 3])
 def test_the_fields_of_a_row_are_a_mapping(fields: object):
-    with pytest.raises(InvalidRequest, match="the fields of a row are a mapping"):
+    with pytest.raises(InvalidRequest, match="the fields of key 'k' are a .* not a mapping"):
         encode_row("k", fields)  # pyright: ignore[reportArgumentType] (the point of the test)
 
 
@@ -525,7 +526,7 @@ def test_rows_of_another_dtype_or_rank_are_named():
     with pytest.raises(SchemaMismatch) as caught:  # the odd one is not the first one's victim
         encode_batch(keys(4), {"ids": [torch.tensor([]), *ids]})
     assert caught.value.keys == ["k0"]
-    with pytest.raises(SchemaMismatch, match="of shape .* with 1 dimensions") as caught:
+    with pytest.raises(SchemaMismatch, match=r"of shape .* with 1 dimensions") as caught:
         encode_batch(keys(4), {"ids": [*ids, torch.zeros(1, 3, dtype=torch.int64)]})
     assert caught.value.keys == ["k3"]
     with pytest.raises(SchemaMismatch):

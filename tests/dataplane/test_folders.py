@@ -367,6 +367,30 @@ def test_claims_and_sweeps_at_once_never_lose_a_claimed_folder(
     assert os.listdir(roots[1]) == []
 
 
+def test_a_lock_file_that_was_removed_while_it_was_opened_proves_nothing(
+    roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that opened the lock file of a folder which was then removed and claimed anew."""
+    folders = folders_of(roots)
+    claim(folders).release()
+    claimed: list[object] = []
+    open_lock = folders_module._open_lock
+
+    def open_slowly(folder: Path) -> int:
+        fd = open_lock(folder)
+        if folder == folders.segments and not claimed:
+            claimed.append(None)  # what follows opens lock files too
+            (folder / "lock").unlink()
+            folder.rmdir()
+            claimed[0] = claim(folders_of((roots[0].with_name("other"), roots[1])))
+        return fd
+
+    monkeypatch.setattr(folders_module, "_open_lock", open_slowly)
+    assert sweep(*roots) == []
+    assert folders.segments.exists()
+    assert len(claimed) == 1
+
+
 def test_a_lock_that_is_not_given_back_is_a_deadline_and_not_a_hang(
     roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -158,6 +159,15 @@ def test_servers_need_neither_torch_nor_ray() -> None:
         and (found.at_import_time or module is start)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_server_process_loads_neither_torch_nor_ray() -> None:
+    """The same, seen in a real process: third parties may pull things in too."""
+    code = "import sys, dataplane.server.process; print({'torch', 'ray'} & set(sys.modules))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout.strip() == "set()"
 
 
 def test_there_are_no_import_cycles() -> None:

@@ -43,7 +43,9 @@ def test_python_blocks_run(code: str, tmp_path: Path) -> None:
 
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"\bmake ([a-z]+)\b(?=[`\s]*(?:$|[`#;&]|\s{2}))", TEXT, re.MULTILINE))
+    quoted = re.findall(r"^```\w*\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    quoted += re.findall(r"`([^`\n]+)`", TEXT)
+    named = {target for code in quoted for target in re.findall(r"\bmake ([a-z]+)", code)}
     assert named, "the README names the commands to start with"
     assert named <= targets
 

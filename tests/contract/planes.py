@@ -1,0 +1,379 @@
+"""The planes that the contract is tried on, each behind one blocking face.
+
+Owns starting, ending and the adapters. A test sees a `Plane` and never asks which one it is,
+except where a promise is about one kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dataplane
+from dataplane.client.core import Joined
+from dataplane.client.effects import Verb
+from dataplane.client.sync import Client
+from dataplane.config import Config
+from dataplane.errors import DataplaneError
+from dataplane.host.folders import claim, plane_folders, remove_unowned, write_secret
+from dataplane.server.plane import PlaneServer
+from dataplane.server.process import new_plane_id
+from dataplane.values.segments import open_segment
+from tests.deadline import eventually
+
+KINDS = ("embedded-sync", "embedded-async", "ray", "ray-remote")
+
+SHM = Path("/dev/shm")
+
+SETTINGS: dict[str, Any] = {
+    "linger_s": 5.0,
+    "capacity_bytes": 256 << 20,
+    "segment_bytes": 16 << 20,
+}
+"""What all planes of tests are started with."""
+
+
+@dataclass
+class Plane:
+    """One plane and a client of it."""
+
+    kind: str
+    name: str
+    settings: dict[str, Any]
+    client: Any
+    """The verbs, blocking, whatever the client behind them is."""
+    connect: Callable[[], Any]
+    """Another client of the same plane and the same kind."""
+    others: list[Any] = field(default_factory=list[Any])
+
+    @property
+    def maps_segments(self) -> bool:
+        """Whether clients read and write segments themselves."""
+        return self.kind != "ray-remote"
+
+    @property
+    def steps(self) -> bool:
+        """Whether the client is a `Client` of this process, whose verbs `step` can drive."""
+        return isinstance(self.client, Client)
+
+    def another(self) -> Any:
+        """A second client, closed with the plane."""
+        client = self.connect()
+        self.others.append(client)
+        return client
+
+    def used_bytes(self) -> int:
+        """Bytes of extents in use in all value stores."""
+        return sum(store["used_bytes"] for store in self.client.status()["values"].values())
+
+    def settle(self) -> None:
+        """Wait until the value stores have freed what the tag store says is dead."""
+        eventually(lambda: not self.client.status()["dead_blocks"], "dead blocks are freed")
+
+    def left_behind(self) -> list[Path]:
+        """Files of this plane that are still there."""
+        plane_id = self.client.plane_id
+        root = Path(self.settings["runtime_dir"])
+        return [*SHM.glob(f"dataplane-*-{plane_id}"), *root.glob(plane_id)]
+
+
+def step(client: Client, verb: Verb[Any], before: Callable[[Any], None]) -> Any:
+    """The result of a verb of which `before` sees each effect before it is done."""
+
+    def seen() -> Generator[Any, Any, Any]:
+        try:
+            effect = verb.send(None)
+            while True:
+                before(effect)
+                try:
+                    value = yield effect
+                except BaseException as error:
+                    effect = verb.throw(error)
+                else:
+                    effect = verb.send(value)
+        except StopIteration as end:
+            return end.value
+
+    deadline = client._deadline(None)
+    return client._drive(seen(), deadline)
+
+
+# -- the kinds -------------------------------------------------------------------------------
+
+
+@contextmanager
+def embedded_sync(name: str, settings: dict[str, Any]) -> Iterator[Plane]:
+    settings = {**settings, "host": "embedded"}
+    client = dataplane.init(settings, name=name)
+    plane = Plane(
+        "embedded-sync", name, settings, client,
+        connect=lambda: dataplane.connect(name, config=settings),
+    )  # fmt: skip
+    yield from _until_destroyed(plane, client)
+
+
+@contextmanager
+def embedded_async(name: str, settings: dict[str, Any]) -> Iterator[Plane]:
+    settings = {**settings, "host": "embedded"}
+    owner = dataplane.init(settings, name=name)
+    with ExitStack() as stack:
+        loop = stack.enter_context(running_loop())
+
+        def connect() -> Blocking:
+            return Blocking(loop, name, settings)
+
+        plane = Plane("embedded-async", name, settings, connect(), connect)
+        yield from _until_destroyed(plane, owner)
+
+
+@contextmanager
+def ray_hosted(name: str, settings: dict[str, Any]) -> Iterator[Plane]:
+    client = dataplane.init(settings, name=name)
+    plane = Plane(
+        "ray", name, settings, client, connect=lambda: dataplane.connect(name, config=settings)
+    )
+    yield from _until_destroyed(plane, client)
+
+
+@contextmanager
+def ray_remote(name: str, settings: dict[str, Any], node_id: str) -> Iterator[Plane]:
+    """Two value stores, nothing mapped, and every second put made on the other node."""
+    settings = {**settings, "same_node_reads": False}
+    client = dataplane.init(settings, name=name)
+    opened: list[str] = []
+    with spying_on_segments(opened):
+        plane = Plane(
+            "ray-remote", name, settings, TwoNodes(client, other_node(name, settings, node_id)),
+            connect=lambda: dataplane.connect(name, config=settings),
+        )  # fmt: skip
+        yield from _until_destroyed(plane, client)
+    assert [path for path in opened if client.plane_id in path] == []
+
+
+def _until_destroyed(plane: Plane, owner: Client) -> Iterator[Plane]:
+    yield plane
+    for other in plane.others:
+        other.close()
+    if plane.client is not owner:
+        plane.client.close()
+    owner.close(destroy=True)
+    eventually(lambda: not plane.left_behind(), f"nothing is left of {plane.name}")
+
+
+@contextmanager
+def spying_on_segments(opened: list[str]) -> Iterator[None]:
+    """Notes the path of every segment that clients of this process open meanwhile."""
+    from dataplane.client import mappings
+
+    def spy(path: Any, **arguments: Any) -> Any:
+        opened.append(str(path))
+        return open_segment(path, **arguments)
+
+    mappings.open_segment = spy
+    try:
+        yield
+    finally:
+        mappings.open_segment = open_segment
+
+
+# -- an AsyncClient behind blocking verbs ----------------------------------------------------
+
+
+@contextmanager
+def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop that runs in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="test-loop")
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10.0)
+        assert not thread.is_alive()
+        loop.close()
+
+
+class Blocking:
+    """The verbs of an AsyncClient, each run to its end on an event loop in another thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, settings: Any) -> None:
+        self._loop = loop
+        self.client: dataplane.AsyncClient = self._run(
+            dataplane.async_connect(name, config=settings)
+        )
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(90.0)
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self.client, name)
+        if not asyncio.iscoroutinefunction(verb):
+            return verb
+        return lambda *args, **named: self._run(verb(*args, **named))
+
+    @contextmanager
+    def kv_view(self, *args: Any, **named: Any) -> Iterator[dataplane.Rows]:
+        view = self.client.kv_view(*args, **named)
+        rows = self._run(view.__aenter__())
+        try:
+            yield rows
+        finally:
+            self._run(view.__aexit__(None, None, None))
+
+
+# -- a client whose puts go by turns through two nodes ---------------------------------------
+
+
+class TwoNodes:
+    """A client of this node whose every second put is made by a process of the other node."""
+
+    def __init__(self, here: Client, there: Any) -> None:
+        self.here = here
+        self.there = there
+        self._turn = 0
+
+    def kv_put(self, *args: Any, **named: Any) -> dataplane.KVBatchMeta:
+        return self._put("kv_put", *args, **named)
+
+    def kv_batch_put(self, *args: Any, **named: Any) -> dataplane.KVBatchMeta:
+        return self._put("kv_batch_put", *args, **named)
+
+    def _put(self, verb: str, *args: Any, **named: Any) -> dataplane.KVBatchMeta:
+        self._turn += 1
+        if self._turn % 2:
+            return getattr(self.here, verb)(*args, **named)
+        return self.on_other_node(verb, *args, **named)
+
+    def on_other_node(self, verb: str, *args: Any, **named: Any) -> Any:
+        """What the verb says there."""
+        import ray
+
+        result, error = ray.get(self.there.ask.remote(verb, args, named), timeout=90.0)
+        if error is not None:
+            raise error
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.here, name)
+
+    def close(self) -> None:
+        import ray
+
+        opened = ray.get(self.there.leave.remote(), timeout=30.0)
+        assert [path for path in opened if self.plane_id in path] == []
+        ray.kill(self.there)
+
+
+def other_node(name: str, settings: dict[str, Any], node_id: str) -> Any:
+    """An actor on another node that holds a client of the plane."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    actor = ray.remote(OtherNode).options(
+        num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+    )
+    there = actor.remote(name, settings)
+    assert ray.get(there.node_id.remote(), timeout=60.0) == node_id
+    return there
+
+
+class OtherNode:
+    """A process of another node with a client of its own."""
+
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+        self._opened: list[str] = []
+        self._stack = ExitStack()
+        self._stack.enter_context(spying_on_segments(self._opened))
+        self._client = dataplane.connect(name, config=settings)
+
+    def node_id(self) -> str:
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
+    def ask(self, verb: str, args: Any, named: Any) -> tuple[Any, DataplaneError | None]:
+        try:
+            return getattr(self._client, verb)(*args, **named), None
+        except DataplaneError as error:
+            return None, error
+
+    def leave(self) -> list[str]:
+        self._client.close()
+        self._stack.close()
+        return self._opened
+
+
+# -- a plane in a thread of this process -----------------------------------------------------
+
+
+class ThreadPlane:
+    """Both stores in a thread of this process: for tests that reach into a server."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, settings: dict[str, Any]) -> None:
+        self.config = Config(**settings)
+        self.loop = loop
+        self.folders = plane_folders(
+            "thread", new_plane_id(), self.config.runtime_dir, self.config.shm_dir
+        )
+        self._ownership = claim(self.folders)
+        self._secret = os.urandom(32)
+        write_secret(self.folders, self._secret)
+        self.server = PlaneServer(self.folders, self.config, self._secret)
+        self.run(self._start())
+
+    async def _start(self) -> None:
+        await self.server.listen("plane.sock", self.config.tcp_host)
+        await self.server.serve_both("local")
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of work on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30.0)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """The result of a function on the server's loop."""
+
+        async def work() -> Any:
+            return function()
+
+        return self.run(work())
+
+    @property
+    def joined(self) -> Joined:
+        return Joined(
+            "thread", self.folders.plane_id, self._secret, self.server.address
+        )
+
+    def connect(self, **settings: Any) -> Client:
+        """A blocking client."""
+        return Client(self.joined, self.config.model_copy(update=settings))
+
+    def cut_connections(self) -> None:
+        """Close every connection from the server's side."""
+
+        def cut() -> None:
+            for connection in list(self.server._connections):
+                connection.transport.abort()
+
+        self.call(cut)
+
+    def close(self) -> None:
+        self.run(self.server.close())
+        self._ownership.release()
+        remove_unowned(self.folders)
+
+
+@contextmanager
+def thread_plane(settings: dict[str, Any]) -> Iterator[ThreadPlane]:
+    with running_loop() as loop:
+        plane = ThreadPlane(loop, settings)
+        try:
+            yield plane
+        finally:
+            plane.close()

@@ -1,0 +1,22 @@
+"""Waiting in tests: for a condition, up to a deadline. Never for a fixed time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+POLL_S = 0.002
+
+
+def eventually(condition: Callable[[], Result], what: str, *, within_s: float = 10.0) -> Result:
+    """The first true result of the condition; AssertionError if there is none in time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        result = condition()
+        if result:
+            return result
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        time.sleep(POLL_S)
