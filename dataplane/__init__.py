@@ -52,6 +52,45 @@ if TYPE_CHECKING:
     )
     from dataplane.types import FieldSchema, KVBatchMeta, Revision
 
+__all__ = [
+    "AlreadyWritten",
+    "AsyncClient",
+    "Client",
+    "Config",
+    "DataplaneError",
+    "DeadlineExceeded",
+    "FieldNotFound",
+    "FieldSchema",
+    "InternalError",
+    "InvalidRequest",
+    "KVBatchMeta",
+    "KeyNotFound",
+    "Listing",
+    "OutcomeUnknown",
+    "PartitionNotFound",
+    "PermissionDenied",
+    "PlaneLost",
+    "QuotaExceeded",
+    "RequestError",
+    "Revision",
+    "Rows",
+    "SchemaMismatch",
+    "StaleWrite",
+    "Unauthenticated",
+    "Unreachable",
+    "ValueLost",
+    "async_connect",
+    "close",
+    "connect",
+    "init",
+    "kv_batch_get",
+    "kv_batch_put",
+    "kv_clear",
+    "kv_list",
+    "kv_put",
+    "kv_view",
+]
+
 _HOME = {
     "AsyncClient": "client.aio",
     "async_connect": "client.aio",
@@ -62,53 +101,17 @@ _HOME = {
     "FieldSchema": "types",
     "KVBatchMeta": "types",
     "Revision": "types",
-    **dict.fromkeys(
-        (
-            "AlreadyWritten",
-            "DataplaneError",
-            "DeadlineExceeded",
-            "FieldNotFound",
-            "InternalError",
-            "InvalidRequest",
-            "KeyNotFound",
-            "OutcomeUnknown",
-            "PartitionNotFound",
-            "PermissionDenied",
-            "PlaneLost",
-            "QuotaExceeded",
-            "RequestError",
-            "SchemaMismatch",
-            "StaleWrite",
-            "Unauthenticated",
-            "Unreachable",
-            "ValueLost",
-        ),
-        "errors",
-    ),
-    **dict.fromkeys(
-        (
-            "close",
-            "connect",
-            "init",
-            "kv_batch_get",
-            "kv_batch_put",
-            "kv_clear",
-            "kv_list",
-            "kv_put",
-            "kv_view",
-        ),
-        "session",
-    ),
+    **dict.fromkeys(("close", "connect", "init"), "session"),
+    **dict.fromkeys((name for name in __all__ if name.startswith("kv_")), "session"),
 }
-"""Where each public name lives. Names load on first use: a server needs no torch."""
-
-__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+"""Where each public name lives; all others are errors. Names load on first use: a server needs
+no torch."""
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'dataplane' has no attribute {name!r}")
+    home = _HOME.get(name, "errors")
     value = getattr(importlib.import_module(f"dataplane.{home}"), name)
     globals()[name] = value
     return value

@@ -23,11 +23,11 @@ class Config(BaseSettings):
 
     host: Literal["auto", "embedded", "ray"] = "auto"
     """`ray` where Ray is initialised in this process, else `embedded`: one child process."""
-    capacity_bytes: int | None = Field(None, ge=4 * MiB)
+    capacity_bytes: int | None = Field(default=None, ge=4 * MiB)
     """Limit of one value store; the free shared memory where it is not set."""
-    segment_bytes: int = Field(64 * MiB, ge=4 * MiB)
+    segment_bytes: int = Field(default=64 * MiB, ge=4 * MiB)
     """Size of a shared-memory segment; shrunk where shared memory is small."""
-    small_put_bytes: int = Field(256 << 10, ge=0)
+    small_put_bytes: int = Field(default=256 << 10, ge=0)
     """Puts up to this size travel through the socket; larger ones are copied in place."""
     shm_dir: Path = Path("/dev/shm")
     """A tmpfs that all clients of the node can see; clients that cannot use TCP."""
@@ -41,16 +41,16 @@ class Config(BaseSettings):
     """Certificate, key and authority for TCP connections, all three or none."""
     same_node_reads: bool = True
     """Map segments of the own node; off, everything travels through sockets (for tests)."""
-    timeout_s: float = Field(30.0, gt=0)
+    timeout_s: float = Field(default=30.0, gt=0)
     """Deadline of a call that names none."""
-    start_timeout_s: float = Field(15.0, gt=0)
+    start_timeout_s: float = Field(default=15.0, gt=0)
     """Deadline of starting a plane."""
-    linger_s: float = Field(24 * 3600.0, gt=0)
+    linger_s: float = Field(default=24 * 3600.0, gt=0)
     """A Ray-hosted plane ends after this long without a client."""
-    reuse_bytes: int = Field(1 << 30, ge=0)
+    reuse_bytes: int = Field(default=1 << 30, ge=0)
     """Memory that a client keeps for results to come; first-touch page faults cost 4x a copy."""
-    history_changes: int = Field(1_000_000, ge=1)
-    history_age_s: float = Field(600.0, gt=0)
+    history_changes: int = Field(default=1_000_000, ge=1)
+    history_age_s: float = Field(default=600.0, gt=0)
     """How far back listings since a revision and the judging of late writes reach."""
 
     @property

@@ -183,7 +183,7 @@ def to_wire(error: DataplaneError) -> Wire:
 
 
 def from_wire(wire: Wire) -> DataplaneError:
-    """The error that `to_wire` described; a class this version does not know is an InternalError."""
+    """The error that `to_wire` described; an InternalError if its class is not known here."""
     cls = ERRORS.get(str(wire.get("type")))
     message = str(wire.get("message", ""))
     if cls is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,6 +53,25 @@ class KVBatchMeta:
             seen: set[str] = set()
             twice = [key for key in self.keys if key in seen or seen.add(key)]
             raise InvalidRequest(f"a batch names each key once; repeated: {quote(twice)}")
+
+    @classmethod
+    def checked(
+        cls,
+        partition_id: str,
+        keys: list[str],
+        tags: list[Tags],
+        fields: list[str],
+        revision: Revision | None,
+    ) -> KVBatchMeta:
+        """The batch of parts that are known to fit together: a put checked them already."""
+        meta = object.__new__(cls)
+        put = object.__setattr__
+        put(meta, "partition_id", partition_id)
+        put(meta, "keys", keys)
+        put(meta, "tags", tags)
+        put(meta, "fields", fields)
+        put(meta, "revision", revision)
+        return meta
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -124,7 +143,3 @@ class KVBatchMeta:
             list(self.fields),
             self.revision,
         )
-
-
-TagsLike = Mapping[str, object]
-"""Tags as callers give them: numpy and torch scalars are converted."""

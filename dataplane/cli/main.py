@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,7 +46,7 @@ def serve(
     from dataplane.config import Config
     from dataplane.server.process import run_until_signalled
 
-    settings = {
+    settings: dict[str, Any] = {
         "capacity_bytes": capacity_bytes,
         "tcp_host": tcp_host,
         "runtime_dir": runtime_dir,

@@ -10,11 +10,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dataplane.client.core import Core, Joined, StoreView
+from dataplane.client.core import Core, Joined, StoreView, settle_in_child
 from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
 from dataplane.client.get import GetOptions, Layout, Pad, get_batch, view_batch
 from dataplane.client.put import flags_of, put_batch, put_row
@@ -42,18 +42,12 @@ INLINE_BYTES = 256 << 10
 """Work on fewer bytes is done on the event loop; more goes to a thread."""
 
 
-class _Lane:
-    __slots__ = ("channel",)
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-
-
 class _Loop:
     """The connections of one event loop."""
 
     def __init__(self) -> None:
-        self.channels: dict[Address, asyncio.Task[Channel]] = {}
+        self.channels: dict[tuple[Address, bool], asyncio.Task[Channel]] = {}
+        """By address, and whether it is for puts whose payload may have to wait."""
 
 
 class AsyncClient:
@@ -150,7 +144,7 @@ class AsyncClient:
         *,
         layout: Layout = "nested",
         timeout: float | None = None,
-    ) -> AsyncIterator[Rows]:
+    ) -> AsyncGenerator[Rows]:
         """See `Client.kv_view`; WRITING TO A TENSOR OF A VIEW KILLS THIS PROCESS."""
         deadline = self._deadline(timeout)
         rows, close = await self._drive(
@@ -263,7 +257,7 @@ class AsyncClient:
     def _deadline(self, timeout: float | None) -> float:
         if timeout is None:
             timeout = self._core.config.timeout_s
-        elif not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):  # pyright: ignore
+        elif not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):  # pyright: ignore[reportUnnecessaryIsInstance] (user input)
             raise InvalidRequest(f"timeout is a positive number of seconds, not {timeout!r:.80}")
         return time.monotonic() + timeout
 
@@ -285,23 +279,29 @@ class AsyncClient:
             return end.value
 
     async def _do(self, effect: Any, deadline: float, started: float) -> Any:
-        kind = type(effect)
+        kind = effect.__class__
         if kind is Ask:
-            lane, verb, body, payload, size, into = effect
+            at, verb, body, payload, size, into = effect
+            if type(at) is Channel:
+                channel = at
+            else:
+                # A put that waits for room there stops what comes after it on its connection.
+                alone = verb == "put_block" and at.mappings is None
+                channel = await self._channel(at, deadline, puts=alone)
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    return await lane.channel.call(verb, body, payload, size, into)
+                    return await channel.call(verb, body, payload, size, into)
             except TimeoutError:
                 waited = time.monotonic() - started
                 raise DeadlineExceeded(
                     f"{verb} was not answered within {waited:.3f} s", waited_s=waited
                 ) from None
         if kind is Open:
-            return await self._lane(effect.store, deadline)
+            return await self._channel(effect.store, deadline)
         if kind is Done:
             return None  # the channel is shared and stays
         if kind is Tell:
-            effect.lane.channel.tell(effect.verb, effect.body)
+            effect.lane.tell(effect.verb, effect.body)
             return None
         if kind is Run:
             if effect.nbytes < INLINE_BYTES:
@@ -313,19 +313,22 @@ class AsyncClient:
         await asyncio.sleep(effect.seconds)
         return None
 
-    async def _lane(self, store: StoreView | None, deadline: float) -> _Lane:
+    async def _channel(
+        self, store: StoreView | None, deadline: float, *, puts: bool = False
+    ) -> Channel:
         loop = asyncio.get_running_loop()
         with self._lock:
             mine = self._loops.get(loop)
             if mine is None:
                 mine = self._loops[loop] = _Loop()
         address = self._core.joined.tags if store is None else store.address
-        task = mine.channels.get(address)
+        task = mine.channels.get((address, puts))
         if task is None or (
             task.done()
             and (task.cancelled() or task.exception() is not None or task.result().closed)
         ):
-            task = mine.channels[address] = loop.create_task(self._connect(store, address))
+            task = loop.create_task(self._connect(store, address))
+            mine.channels[address, puts] = task
         if task.done():
             channel = task.result()
         else:
@@ -336,13 +339,10 @@ class AsyncClient:
                 raise Unreachable(f"{address} did not answer in time") from None
         if store is not None and not store.probed:
             self._core.probe(store, channel.greeting)
-        return _Lane(channel)
+        return channel
 
     async def _connect(self, store: StoreView | None, address: Address) -> Channel:
         core = self._core
-        local = address.unix is not None and (
-            store is None or core.config.same_node_reads or address.tcp is None
-        ) and os.path.exists(address.unix)
         try:
             channel = await Channel.connect(
                 address,
@@ -350,7 +350,7 @@ class AsyncClient:
                 client_id=core.client_id,
                 plane_id=core.joined.plane_id,
                 tls=core.config.tls,
-                local=local,
+                local=core.is_local(store, address),
             )
         except DataplaneError:
             raise
@@ -368,11 +368,10 @@ class AsyncClient:
     async def _hold(
         self, store: StoreView, blocks: bytes, deadline: float
     ) -> tuple[Callable[[], None] | None, list[int]]:
-        lane = await self._lane(store, deadline)
-        channel = lane.channel
+        channel = await self._channel(store, deadline)
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            handle, gone = (await channel.call("pin", [blocks])).body
+        answer = await self._do(Ask(channel, "pin", [blocks]), deadline, time.monotonic())
+        handle, gone = answer.body
         if gone:
             return None, gone
 
@@ -441,8 +440,11 @@ _clients: weakref.WeakSet[AsyncClient] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for client in list(_clients):
+    clients = list(_clients)
+    for client in clients:
         client.close_in_child()
+    if clients:
+        settle_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork)

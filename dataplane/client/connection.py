@@ -10,10 +10,17 @@ import socket
 import ssl
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dataplane.errors import DeadlineExceeded, InternalError, Unauthenticated, Unreachable, from_wire
+from dataplane.errors import (
+    DeadlineExceeded,
+    InternalError,
+    Unauthenticated,
+    Unreachable,
+    from_wire,
+)
 from dataplane.wire import auth
 from dataplane.wire.address import Address, Tls
 from dataplane.wire.channel import CLOSED, Answer, Broken
@@ -29,6 +36,9 @@ from dataplane.wire.frames import (
 )
 
 RECEIVE_BYTES = 64 << 10
+SPIN_S = 100e-6
+MAX_REST = 256
+"""Calls that do not spin after spinning was in vain, at most."""
 MAX_PIECES = 512
 """Buffers per sendmsg; the kernel takes 1024."""
 
@@ -43,11 +53,15 @@ class Connection:
         self._socket = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._armed_s = 0.0
+        self._pause = 0
+        self._rest = 0
         if not self._tls:
             sock.settimeout(None)  # the kernel keeps the time, see `_arm`
         self._buffer = bytearray(RECEIVE_BYTES)
         self._view = memoryview(self._buffer)
         self._number = 0
+        self.pool: deque[Connection] = deque()
+        """Where it rests between calls."""
         self.usable = True
         """False once a request ended half-way: the stream's state is unknown."""
 
@@ -84,7 +98,8 @@ class Connection:
             challenge = connection._challenge(deadline)
             mine = os.urandom(auth.CHALLENGE_BYTES)
             proof = auth.client_proof(secret, challenge, mine)
-            answer = connection.call("hello", [client_id, "client", plane_id, mine, proof], deadline)
+            hello = [client_id, "client", plane_id, mine, proof]
+            answer = connection.call("hello", hello, deadline)
             shown, connection.plane_id, connection.greeting = answer.body
             if not auth.matches(shown, auth.server_proof(secret, challenge, mine)):
                 raise Unauthenticated(f"the server at {address} does not know the plane's secret")
@@ -186,7 +201,7 @@ class Connection:
 
     def _receive(self, deadline: float, into: Alloc | None) -> tuple[Header, memoryview]:
         view = self._view
-        have = self._more(view, deadline)
+        have = self._spin(view) or self._more(view, deadline)
         while have < PREFIX.size:
             have += self._more(view[have:], deadline)
         header_bytes, payload_bytes = parse_prefix(view, MAX_HEADER_BYTES)
@@ -209,6 +224,30 @@ class Connection:
         while early < payload_bytes:
             early += self._more(data[early:], deadline)
         return header, data
+
+    def _spin(self, view: memoryview) -> int:
+        """Look for the answer for a moment before sleeping until it comes; bytes received.
+
+        Falling asleep and being woken costs more than most answers take. Where they take longer,
+        or the cores are busy, looking does not help: then it is tried more and more rarely.
+        """
+        if self._tls:
+            return 0
+        if self._rest:
+            self._rest -= 1
+            return 0
+        until = time.perf_counter() + SPIN_S
+        receive = self._socket.recv_into
+        while True:
+            try:
+                got = receive(view, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if time.perf_counter() < until:
+                    continue
+                self._pause = self._rest = min(2 * self._pause + 4, MAX_REST)
+                return 0
+            self._pause = 0
+            return got
 
     def _more(self, view: memoryview, deadline: float) -> int:
         while True:

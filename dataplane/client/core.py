@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,18 @@ class Joined:
     """The value store that puts go to: the one of this node."""
 
 
+_revision = Revision._make
+
+
+def settle_in_child() -> None:
+    """Make a forked child able to copy: torch's threads did not come along, and its next parallel
+    operation would wait for them for ever. Data loaders' workers run with one thread too.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
 class RequestNumbers:
     """Numbers of the requests of one client, and up to which all of them are settled."""
 
@@ -38,11 +51,10 @@ class RequestNumbers:
     def begin(self) -> tuple[int, int]:
         """A new number, and the highest below which none is open."""
         with self._lock:
-            self._last += 1
-            number = self._last
+            number = self._last = self._last + 1
             settled = (min(self._open) if self._open else number) - 1
             self._open.add(number)
-            return number, settled
+        return number, settled
 
     def end(self, number: int) -> None:
         """The request's outcome is known to its caller, or given up."""
@@ -68,19 +80,19 @@ class Core:
     def __init__(self, joined: Joined, config: Config) -> None:
         self.joined = joined
         self.config = config
-        self.recycler = Recycler(config.reuse_bytes)
         self.new_identity()
 
     def new_identity(self) -> None:
         """Become a client of one's own: at the start, and in a forked child."""
         self.client_id = secrets.token_hex(8)
         self.numbers = RequestNumbers()
+        self.recycler = Recycler(self.config.reuse_bytes)
         self.seen = Revision(0, 0)
         self.stores: dict[str, StoreView] = {}
 
     def see(self, revision: Any) -> Revision:
         """Note a revision that an answer carried."""
-        seen = Revision(*revision)
+        seen = _revision(revision)
         if seen > self.seen:
             self.seen = seen
         return seen
@@ -93,13 +105,21 @@ class Core:
             if known is None or known.address != address:
                 self.stores[store_id] = StoreView(store_id, address)
 
-    def probe(self, store: StoreView, greeting: Any) -> None:
+    def is_local(self, store: StoreView | None, address: Address) -> bool:
+        """Whether to reach a server (the tag store with None) through its unix socket."""
+        if address.tcp is None:
+            # The socket's file is the only way, and if it is gone, so is the plane.
+            return address.unix is not None
+        return (store is None or self.config.same_node_reads) and address.is_here()
+
+    def probe(self, store: StoreView, greeting: dict[str, Any]) -> None:
         """Find out from a store's greeting whether its segments can be mapped from here."""
         if store.probed:
             return
         store.probed = True
-        segments = greeting.get("segments") if isinstance(greeting, dict) else None
-        if segments and self.config.same_node_reads:
+        segments = greeting.get("segments")
+        # Memory is held on the unix socket only: its end is how the store learns that we stopped.
+        if segments and self.config.same_node_reads and self.is_local(store, store.address):
             _, folder, nonce = segments
             if os.path.isdir(folder):
                 store.mappings = Mappings(folder, self.joined.plane_id, nonce)

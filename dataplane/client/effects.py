@@ -14,9 +14,9 @@ Result = TypeVar("Result")
 
 
 class Open(NamedTuple):
-    """A lane to a store, or to the tag store with None. Comes back: the lane."""
+    """A lane to a store, for several requests that belong together. Comes back: the lane."""
 
-    store: StoreView | None
+    store: StoreView
 
 
 class Done(NamedTuple):
@@ -26,9 +26,9 @@ class Done(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """A request on a lane. Comes back: an Answer."""
+    """A request on a lane, or to a store, or with None to the tag store. Comes back: an Answer."""
 
-    lane: Any
+    at: Any
     verb: str
     body: Body
     payload: Sequence[Any] = ()

@@ -6,17 +6,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from dataplane.client.core import Core, StoreView
 from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
+from dataplane.client.memory import Bytes
 from dataplane.client.put import FIRST_PAUSE_S, LAST_PAUSE_S, as_keys, refresh_stores
 from dataplane.client.reading import FieldRows, ReadPlan, Runs, merge, plan_read
 from dataplane.client.results import Rows
-from dataplane.errors import InvalidRequest, KeyNotFound, Unreachable, ValueLost, quote
+from dataplane.errors import (
+    InvalidRequest,
+    KeyNotFound,
+    PartitionNotFound,
+    Unreachable,
+    ValueLost,
+    quote,
+)
 from dataplane.fields import pad_value
 from dataplane.wire.channel import Broken
 
@@ -28,7 +36,6 @@ if TYPE_CHECKING:
 Layout = Literal["nested", "padded", "list", "packed"]
 LAYOUTS = ("nested", "padded", "list", "packed")
 Pad = bool | int | float
-Bytes = npt.NDArray[np.uint8]
 
 TRIES = 3
 """How often a get starts again when blocks vanish between resolving and pinning."""
@@ -57,7 +64,7 @@ class GetOptions:
             raise InvalidRequest(f"total is a number of entries, not {total!r:.80}")
         for name, cut in (trim or {}).items():
             if not (
-                isinstance(cut, Sequence)
+                isinstance(cut, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance] (user input)
                 and len(cut) == 2
                 and all(type(n) is int and n >= 0 for n in cut)
             ):
@@ -71,7 +78,7 @@ class GetOptions:
     def pad_of(self, name: str) -> Pad:
         """The padding value of a field: as given, else as the table of fields has it."""
         pad = self.pad.get(name) if isinstance(self.pad, Mapping) else self.pad
-        return cast("Pad", pad_value(name)) if pad is None else pad
+        return pad_value(name) if pad is None else pad
 
 
 def get_batch(
@@ -88,7 +95,12 @@ def get_batch(
     fields = _names(select_fields)
     drop = _drops(on_missing)
     for attempt in range(TRIES):
-        plan = yield from _resolve(core, keys, partition_id, fields, drop, deadline)
+        try:
+            plan = yield from _resolve(core, keys, partition_id, fields, drop, deadline)
+        except PartitionNotFound:
+            if keys:
+                raise
+            return Rows([], {})  # nothing of nothing, as clearing no keys of it is no error
         plan = _trimmed(plan, options)
         data = [
             core.recycler.take(int(rows.nbytes.sum())) for rows in plan.fields
@@ -101,7 +113,7 @@ def get_batch(
                 raise Unreachable(f"the connection broke {TRIES} times: {error}") from error
             continue
         if not gone:
-            return (yield Run(lambda: _rows(plan, data, options), 0))
+            return (yield Run(partial(_rows, plan, data, options), 0))
     raise _vanished(partition_id, plan, gone)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
@@ -188,15 +200,12 @@ def _resolve(
 ) -> Verb[ReadPlan]:
     pause = FIRST_PAUSE_S
     while True:
-        lane = yield Open(None)
         try:
-            answer = yield Ask(lane, "resolve", [partition_id, keys, fields, drop])
+            answer = yield Ask(None, "resolve", [partition_id, keys, fields, drop])
             break
         except Broken as error:
             if time.monotonic() + pause >= deadline:
                 raise Unreachable(f"the connection broke and time is up: {error}") from error
-        finally:
-            yield Done(lane)
         yield Pause(pause)
         pause = min(2 * pause, LAST_PAUSE_S)
     plan = plan_read(keys, answer.body)
@@ -294,10 +303,10 @@ def _copy_local(
 def _copy_rows(
     plan: ReadPlan, data: Sequence[Bytes], segments: Mapping[int, Bytes], mine: int | None
 ) -> None:
-    views = {segment: memoryview(array) for segment, array in segments.items()}
+    views = {segment: array.data for segment, array in segments.items()}
     for rows, target in zip(plan.fields, data, strict=True):
         runs, places = _runs(plan, rows, mine)
-        memory = memoryview(target)
+        memory = target.data
         segment = plan.block_segment[runs.block]
         start = plan.block_offset[runs.block] + runs.offset
         for s, at, to, n in zip(
@@ -311,9 +320,9 @@ def _copy_rows(
 
 def copy_bytes(source: Bytes, target: Bytes) -> None:
     """Copy with torch's threads and without the interpreter lock."""
-    import torch
+    from dataplane.codec.dtypes import from_numpy
 
-    torch.from_numpy(target).copy_(torch.from_numpy(source))
+    from_numpy(target).copy_(from_numpy(source))
 
 
 def _runs(plan: ReadPlan, rows: FieldRows, mine: int | None) -> tuple[Runs, list[int]]:
@@ -347,7 +356,7 @@ def _copy_remote(
     def into(body: Any, nbytes: int) -> memoryview:
         if nbytes != total:
             raise InvalidRequest(f"the store sent {nbytes} bytes where {total} were asked for")
-        return memoryview(whole)
+        return whole.data
 
     answer = yield Ask(
         lane,
@@ -410,9 +419,8 @@ def _field_data(rows: FieldRows, buffer: Bytes) -> FieldData:
 
 
 def _rows(plan: ReadPlan, data: Sequence[Bytes], options: GetOptions) -> Rows:
-    import torch
-
     from dataplane.codec import containers
+    from dataplane.codec.dtypes import from_numpy
 
     unknown = set(options.out) - {rows.name for rows in plan.fields}
     if unknown:
@@ -436,21 +444,21 @@ def _rows(plan: ReadPlan, data: Sequence[Bytes], options: GetOptions) -> Rows:
                 result.cu_seqlens[name] = starts
         result.fields[name] = container
         if rows.schema.ragged_dim is not None and rows.schema.dtype != "object":
-            result.lengths[name] = torch.from_numpy(field.lengths.astype(np.int32))
+            result.lengths[name] = from_numpy(field.lengths.astype(np.int32))
     return result
 
 
 def _rows_in_place(plan: ReadPlan, spans: Mapping[int, _Span], options: GetOptions) -> Rows:
-    import torch
-
     from dataplane.codec import containers
-    from dataplane.codec.dtypes import as_tensor
+    from dataplane.codec.dtypes import as_tensor, from_numpy
 
     result = Rows(plan.keys, {}, revision=plan.revision)
     offsets: containers.Offsets = {}
     for rows in plan.fields:
         runs = merge(rows)
-        span_of = plan.block_store[runs.block].astype(np.int64) << 32 | plan.block_segment[runs.block]
+        span_of = (
+            plan.block_store[runs.block].astype(np.int64) << 32 | plan.block_segment[runs.block]
+        )
         start = plan.block_offset[runs.block] + runs.offset
         pieces = [
             spans[s].array[at : at + n]
@@ -498,7 +506,7 @@ def _rows_in_place(plan: ReadPlan, spans: Mapping[int, _Span], options: GetOptio
             ]  # fmt: skip
         if rows.schema.ragged_dim is not None:
             lengths = rows.shape[:, rows.schema.ragged_dim].astype(np.int32)
-            result.lengths[rows.name] = torch.from_numpy(lengths)
+            result.lengths[rows.name] = from_numpy(lengths)
     return result
 
 

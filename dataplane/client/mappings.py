@@ -6,12 +6,8 @@ import os
 import threading
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
+from dataplane.client.memory import Bytes
 from dataplane.values.segments import Mapping, open_segment, segment_path
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class Mappings:

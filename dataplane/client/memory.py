@@ -8,6 +8,7 @@ an array that tensors keep alive, and its end returns the pages here.
 from __future__ import annotations
 
 import mmap
+import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -30,7 +31,9 @@ class Recycler:
         self.limit_bytes = limit_bytes
         self.resting_bytes = 0
         self._resting: dict[int, deque[mmap.mmap]] = {}
-        # Finalizers run wherever the last tensor dies, so they only append to this deque.
+        # Guards the shelf. A finalizer never waits for it: it runs wherever the last tensor
+        # dies, within this very lock too.
+        self._lock = threading.Lock()
         self._returned: deque[mmap.mmap] = deque()
         self._lent: dict[int, weakref.ref[Bytes]] = {}
 
@@ -38,16 +41,14 @@ class Recycler:
         """A writable buffer of exactly this size; its content is arbitrary."""
         if nbytes < SMALL_BYTES or not self.limit_bytes:
             return np.empty(nbytes, np.uint8)
-        self._collect()
         size = size_class(nbytes)
         pages = None
-        resting = self._resting.get(size)
-        if resting:
-            try:
+        with self._lock:
+            self._shelve()
+            resting = self._resting.get(size)
+            if resting:
                 pages = resting.pop()
                 self.resting_bytes -= size
-            except IndexError:  # another thread was faster
-                pages = None
         if pages is None:
             pages = _fresh(size)
         # numpy keeps this very array as the base of every view, since its own base is no array.
@@ -57,12 +58,17 @@ class Recycler:
         def ended(_: Any, pages: mmap.mmap = pages, number: int = number) -> None:
             self._lent.pop(number, None)
             self._returned.append(pages)
+            if self._lock.acquire(blocking=False):
+                try:
+                    self._shelve()
+                finally:
+                    self._lock.release()
 
         self._lent[number] = weakref.ref(buffer, ended)
         return buffer
 
-    def _collect(self) -> None:
-        """Shelve what came back; let go of what is over the limit."""
+    def _shelve(self) -> None:
+        """Put away what came back; let go of what is over the limit. The lock is held."""
         while True:
             try:
                 pages = self._returned.popleft()

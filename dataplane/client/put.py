@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from dataplane.client.core import Core, StoreView
 from dataplane.client.effects import Ask, Done, Open, Pause, Run, Tell, Verb
-from dataplane.errors import DeadlineExceeded, InvalidRequest, Unreachable, quote
+from dataplane.codec.objects import pack_tags, pack_tags_many
+from dataplane.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    QuotaExceeded,
+    Unreachable,
+    quote,
+)
 from dataplane.types import KVBatchMeta, Tags
 from dataplane.wire.channel import Broken
 from dataplane.wire.messages import (
@@ -38,16 +46,15 @@ def put_row(
     deadline: float,
 ) -> Verb[KVBatchMeta]:
     """Put one row."""
-    from dataplane.codec.columns import encode_row
-    from dataplane.codec.objects import pack_tags
-
     if type(key) is not str:
         raise InvalidRequest(f"a key is a string, not {type(key).__name__}; many are a batch put")
     if fields is None and tags is None:
         raise InvalidRequest("a put brings fields, tags or both")
-    if fields is not None and not isinstance(fields, Mapping) and not hasattr(fields, "batch_size"):
-        raise InvalidRequest(f"fields are a mapping of names, not {type(fields).__name__}")
-    encoded = encode_row(key, fields) if fields is not None else None
+    encoded = None
+    if fields is not None:
+        from dataplane.codec.columns import encode_row
+
+        encoded = encode_row(key, fields)
     packed = pack_tags(tags) if tags is not None else None
     return (
         yield from _put(
@@ -66,9 +73,6 @@ def put_batch(
     deadline: float,
 ) -> Verb[KVBatchMeta]:
     """Put many rows, all or none."""
-    from dataplane.codec.columns import encode_batch
-    from dataplane.codec.objects import pack_tags_many
-
     keys = as_keys(keys)
     if fields is None and tags is None:
         raise InvalidRequest("a put brings fields, tags or both")
@@ -80,7 +84,11 @@ def put_batch(
         seen: set[str] = set()
         twice = sorted({key for key in keys if key in seen or seen.add(key)})
         raise InvalidRequest(f"a put names each key once; repeated: {quote(twice)}")
-    encoded = encode_batch(keys, fields) if fields is not None else None
+    encoded = None
+    if fields is not None:
+        from dataplane.codec.columns import encode_batch
+
+        encoded = encode_batch(keys, fields)
     packed = pack_tags_many(tags) if tags is not None else None
     return (
         yield from _put(
@@ -162,7 +170,7 @@ def _put(
 ) -> Verb[KVBatchMeta]:
     if type(partition_id) is not str:
         raise InvalidRequest(f"a partition_id is a string, not {type(partition_id).__name__}")
-    sent = cast("list[Tags]", list(tags))
+    sent: list[Tags] = cast("list[Any]", list(tags))
     if not keys:
         return KVBatchMeta(partition_id, [], [], [], None)
     if encoded is not None and not encoded.template.columns:
@@ -175,7 +183,7 @@ def _put(
         while True:
             try:
                 if encoded is None:
-                    answer = yield from _put_tags(put)
+                    answer = (yield Ask(None, "put_tags", (put.meta(), put.tags))).body
                 else:
                     store = yield from home_store(core)
                     if encoded.nbytes > core.config.small_put_bytes and (
@@ -183,7 +191,7 @@ def _put(
                     ):
                         answer = yield from _put_large(core, put, encoded, store, deadline)
                     else:
-                        answer = yield from _put_small(put, encoded, store, deadline)
+                        answer = yield from _put_small(core, put, encoded, store, deadline)
                 break
             except Broken as error:
                 # It may have happened: the same number makes the repetition harmless.
@@ -201,7 +209,7 @@ def _put(
         sent = [{} for _ in keys]
     if fields is None:
         fields = sorted(encoded.template.names) if encoded is not None else []
-    return KVBatchMeta(partition_id, keys, sent, fields, core.see(revision))
+    return KVBatchMeta.checked(partition_id, keys, sent, fields, core.see(revision))
 
 
 def home_store(core: Core) -> Verb[StoreView]:
@@ -220,60 +228,49 @@ def home_store(core: Core) -> Verb[StoreView]:
 
 def refresh_stores(core: Core) -> Verb[None]:
     """Ask the tag store which value stores there are."""
-    lane = yield Open(None)
-    try:
-        answer = yield Ask(lane, "stores", [])
-    finally:
-        yield Done(lane)
+    answer = yield Ask(None, "stores", [])
     core.learn_stores(answer.body)
 
 
-def _put_tags(put: _Put) -> Verb[list[object]]:
-    lane = yield Open(None)
-    try:
-        answer = yield Ask(lane, "put_tags", [put.meta(), put.tags])
-    finally:
-        yield Done(lane)
-    return answer.body
-
-
 def _put_small(
-    put: _Put, encoded: Encoded, store: StoreView, deadline: float
-) -> Verb[list[object]]:
+    core: Core, put: _Put, encoded: Encoded, store: StoreView, deadline: float
+) -> Verb[list[Any]]:
     """The block travels with the request."""
-    lane = yield Open(store)
-    try:
-        body = [
-            put.meta(), put.tags, encoded.template.blob, encoded.rows, encoded.lengths,
-            _seconds(deadline),
-        ]  # fmt: skip
-        answer = yield Ask(lane, "put_block", body, encoded.pieces, encoded.nbytes)
-    finally:
+    if not store.probed:
+        lane = yield Open(store)
         yield Done(lane)
+    # A payload that waits for room stops everything behind it on its connection. Where room can
+    # be waited for without the payload, it is.
+    mapped = store.mappings is not None
+    body = (
+        put.meta(), put.tags, encoded.template.blob, encoded.rows, encoded.lengths,
+        0.0 if mapped else _seconds(deadline),
+    )  # fmt: skip
+    try:
+        answer = yield Ask(store, "put_block", body, encoded.pieces, encoded.nbytes)
+    except QuotaExceeded:
+        if not mapped:
+            raise
+        return (yield from _put_large(core, put, encoded, store, deadline))
     return answer.body
 
 
 def _put_large(
     core: Core, put: _Put, encoded: Encoded, store: StoreView, deadline: float
-) -> Verb[list[object]]:
+) -> Verb[list[Any]]:
     """Room is reserved, the block copied there in place, then published."""
     lane = yield Open(store)
     try:
         mappings = store.mappings
         if mappings is None:  # the connection showed that this store is not on this node
-            body = [
-                put.meta(), put.tags, encoded.template.blob, encoded.rows, encoded.lengths,
-                _seconds(deadline),
-            ]  # fmt: skip
-            answer = yield Ask(lane, "put_block", body, encoded.pieces, encoded.nbytes)
-            return answer.body
+            return (yield from _put_small(core, put, encoded, store, deadline))
         answer = yield Ask(lane, "reserve", [encoded.nbytes, _seconds(deadline)])
         block, segment, offset, stamp = answer.body
         if put.stamp is None:
             put.stamp = stamp
         try:
             memory = mappings.writable(segment)[offset : offset + encoded.nbytes]
-            yield Run(lambda: encoded.write_into(memory.data), encoded.nbytes)
+            yield Run(partial(encoded.write_into, memory.data), encoded.nbytes)
             del memory
         except Unreachable:
             yield Tell(lane, "abort", [block])

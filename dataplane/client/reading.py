@@ -62,7 +62,6 @@ def plan_read(keys: Sequence[str], answer: list[Any]) -> ReadPlan:
     template_of = np.frombuffer(blocks[1], np.uint16)
     rows_of = np.frombuffer(blocks[5], np.int32)
     lengths = np.frombuffer(blocks[6], np.int32)
-    keys = list(keys) if kept is None else kept
     where = _Blocks(templates, template_of, rows_of, lengths)
     fields: list[FieldRows | None] = [None] * len(names)
     for members, which, places in groups:
@@ -73,7 +72,7 @@ def plan_read(keys: Sequence[str], answer: list[Any]) -> ReadPlan:
             fields[i] = where.field(names[i], schema, block, place)
     return ReadPlan(
         Revision(*revision),
-        keys,
+        list(keys) if kept is None else kept,
         [field for field in fields if field is not None],
         stores,
         store_of,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.errors import FieldNotFound
+from dataplane.errors import FieldNotFound, InvalidRequest
 from dataplane.tags.listing import FIELDS, KEYS, LENGTHS
 from dataplane.types import KVBatchMeta, Revision, Tags, TagValue
 from dataplane.wire import columns
@@ -47,7 +47,6 @@ class Rows:
         containers have no batch dimension and are refused with InvalidRequest.
         """
         from dataplane.codec.containers import to_tensordict
-        from dataplane.errors import InvalidRequest
 
         if self.cu_seqlens:
             raise InvalidRequest("packed fields have no batch dimension; get them as 'nested'")
@@ -93,7 +92,7 @@ class Listing:
     def keys(self) -> list[str]:
         """The keys."""
         if self._keys is None:
-            self._keys = cast("list[str]", list(self.column_array(KEYS))) if self._count else []
+            self._keys = cast("list[str]", list(self._array(KEYS))) if self._count else []
         return self._keys
 
     @property
@@ -130,9 +129,9 @@ class Listing:
                 partition_id=self.partition_id,
                 fields=[name],
             )
-        return self.column_array(name)
+        return self._array(name)
 
-    def column_array(self, name: str) -> npt.NDArray[Any]:
+    def _array(self, name: str) -> npt.NDArray[Any]:
         pieces = self._pieces[name]
         kinds = {kind for piece in pieces if piece is not None for kind in piece[0]}
         if len(kinds) == 1 and None not in pieces:
@@ -175,7 +174,7 @@ class Listing:
     def to_meta(self) -> KVBatchMeta:
         """The listing as a batch; `fields` are those that every key has."""
         sets = [set(names) for names in set(self.fields)]
-        common = sorted(set.intersection(*sets)) if sets else []
+        common = sorted(sets[0].intersection(*sets)) if sets else []
         return KVBatchMeta(self.partition_id, self.keys, self.tags, common, self.revision)
 
 

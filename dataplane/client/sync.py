@@ -1,7 +1,7 @@
 """The blocking client. Thread-safe: each call takes a connection of its own from a pool.
 
 After a fork the child's copy is a new client: it closes what it inherited, without a word on the
-wire, and connects again when it is used.
+wire, and connects again when it is used. Its torch runs with one thread from then on.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataplane.client.connection import Connection
-from dataplane.client.core import Core, Joined, StoreView
-from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
+from dataplane.client.core import Core, Joined, StoreView, settle_in_child
+from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell
 from dataplane.client.get import GetOptions, Layout, Pad, get_batch, view_batch
 from dataplane.client.put import flags_of, put_batch, put_row
 from dataplane.client.results import Listing, Rows
@@ -46,16 +46,6 @@ MAX_IDLE = 64
 """Connections kept per server; threads beyond that connect anew."""
 
 
-class Lane:
-    """A connection while one call uses it."""
-
-    __slots__ = ("connection", "pool")
-
-    def __init__(self, connection: Connection, pool: deque[Connection]) -> None:
-        self.connection = connection
-        self.pool = pool
-
-
 class Client:
     """A client of one plane, for threads. `AsyncClient` has the same verbs as coroutines.
 
@@ -73,6 +63,7 @@ class Client:
     ) -> None:
         self._core = Core(joined, config or Config())
         self._on_close = on_close
+        self._default_s = self._core.config.timeout_s
         self._idle: dict[Address, deque[Connection]] = {}
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._pins = _PinLanes(self)
@@ -180,7 +171,7 @@ class Client:
         *,
         layout: Layout = "nested",
         timeout: float | None = None,
-    ) -> Iterator[Rows]:
+    ) -> Generator[Rows]:
         """Rows in place, without a copy, for as long as the context or any of its tensors lives.
 
         The tensors lie over a read-only mapping of the store: WRITING TO ONE KILLS THIS PROCESS
@@ -309,47 +300,44 @@ class Client:
 
     def _deadline(self, timeout: float | None) -> float:
         if timeout is None:
-            timeout = self._core.config.timeout_s
-        elif not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):  # pyright: ignore
+            return time.monotonic() + self._default_s
+        if not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):  # pyright: ignore[reportUnnecessaryIsInstance] (user input)
             raise InvalidRequest(f"timeout is a positive number of seconds, not {timeout!r:.80}")
         return time.monotonic() + timeout
 
-    def _drive(self, verb: Verb[Result], deadline: float) -> Result:
+    # What it yields is an Effect, as Any: by its type alone each is told from the others.
+    def _drive(self, verb: Generator[Any, Any, Result], deadline: float) -> Result:
         if self._closed:
             raise PlaneLost("this client was closed; connect again")
         send = verb.send
         value: Any = None
         try:
-            effect = send(None)
+            effect: Any = send(None)
             while True:
                 try:
-                    kind = type(effect)
+                    kind = effect.__class__
                     if kind is Ask:
-                        lane, name, body, payload, size, into = effect  # pyright: ignore
-                        value = lane.connection.call(name, body, deadline, payload, size, into)
-                    elif kind is Open:
-                        value = self._lane(effect.store, deadline)  # pyright: ignore
-                    elif kind is Done:
-                        lane = effect.lane  # pyright: ignore
-                        value = None
-                        if (
-                            lane.connection.usable
-                            and not self._closed
-                            and len(lane.pool) < MAX_IDLE
-                        ):
-                            lane.pool.append(lane.connection)
+                        at, name, body, payload, size, into = effect
+                        if type(at) is Connection:
+                            value = at.call(name, body, deadline, payload, size, into)
                         else:
-                            lane.connection.close()
+                            connection = self._take(at, deadline)
+                            try:
+                                value = connection.call(name, body, deadline, payload, size, into)
+                            finally:
+                                self._give_back(connection)
+                    elif kind is Open:
+                        value = self._take(effect.store, deadline)
+                    elif kind is Done:
+                        value = self._give_back(effect.lane)
                     elif kind is Run:
-                        value = effect.work()  # pyright: ignore
+                        value = effect.work()
                     elif kind is Tell:
-                        effect.lane.connection.tell(effect.verb, effect.body, deadline)  # pyright: ignore
-                        value = None
+                        value = effect.lane.tell(effect.verb, effect.body, deadline)
                     elif kind is Hold:
-                        value = self._pins.pin(effect.store, effect.blocks, deadline)  # pyright: ignore
+                        value = self._pins.pin(effect.store, effect.blocks, deadline)
                     elif kind is Pause:
-                        time.sleep(effect.seconds)  # pyright: ignore
-                        value = None
+                        value = time.sleep(effect.seconds)
                 except BaseException as error:
                     effect = verb.throw(error)
                 else:
@@ -357,7 +345,8 @@ class Client:
         except StopIteration as end:
             return end.value
 
-    def _lane(self, store: StoreView | None, deadline: float) -> Lane:
+    def _take(self, store: StoreView | None, deadline: float) -> Connection:
+        """A connection that nobody else uses until it is given back."""
         address = self._core.joined.tags if store is None else store.address
         pool = self._idle.get(address)
         if pool is None:
@@ -366,16 +355,22 @@ class Client:
             connection = pool.pop()
         except IndexError:
             connection = self._connect(store, address, deadline)
+            connection.pool = pool
         if store is not None and not store.probed:
             self._core.probe(store, connection.greeting)
-        return Lane(connection, pool)
+        return connection
+
+    def _give_back(self, connection: Connection) -> None:
+        pool = connection.pool
+        if connection.usable and not self._closed and len(pool) < MAX_IDLE:
+            pool.append(connection)
+        else:
+            connection.close()
 
     def _connect(self, store: StoreView | None, address: Address, deadline: float) -> Connection:
         """A new connection; a server that is gone means that the plane is."""
         core = self._core
-        local = address.unix is not None and (
-            store is None or core.config.same_node_reads or address.tcp is None
-        ) and os.path.exists(address.unix)
+        local = core.is_local(store, address)
         while True:
             try:
                 connection = Connection.connect(
@@ -493,8 +488,11 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for client in list(_clients):
+    clients = list(_clients)
+    for client in clients:
         client.close_in_child()
+    if clients:
+        settle_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork)

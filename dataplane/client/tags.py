@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dataplane.client.core import Core
-from dataplane.client.effects import Ask, Done, Open, Pause, Verb
+from dataplane.client.effects import Ask, Pause, Verb
 from dataplane.client.put import FIRST_PAUSE_S, LAST_PAUSE_S, as_keys
 from dataplane.client.results import Listing, unpack_listing
 from dataplane.errors import InvalidRequest, Unreachable
@@ -23,17 +23,14 @@ def ask_tags(core: Core, verb: str, body: Any, deadline: float) -> Verb[Answer]:
     pause = FIRST_PAUSE_S
 
     def into(_: Any, nbytes: int) -> memoryview:
-        return memoryview(core.recycler.take(nbytes))
+        return core.recycler.take(nbytes).data
 
     while True:
-        lane = yield Open(None)
         try:
-            return (yield Ask(lane, verb, body, into=into))
+            return (yield Ask(None, verb, body, into=into))
         except Broken as error:
             if time.monotonic() + pause >= deadline:
                 raise Unreachable(f"the connection broke and time is up: {error}") from error
-        finally:
-            yield Done(lane)
         yield Pause(pause)
         pause = min(2 * pause, LAST_PAUSE_S)
 
@@ -50,7 +47,9 @@ def list_rows(
     """Keys and tags of a partition."""
     if isinstance(columns, str):
         raise InvalidRequest(f"columns is a list of tag names; give [{columns!r:.80}] for one")
-    if since is not None and not (isinstance(since, tuple) and len(since) == 2):
+    if since is not None and not (
+        isinstance(since, tuple) and len(since) == 2  # pyright: ignore[reportUnnecessaryIsInstance] (user input)
+    ):
         raise InvalidRequest(f"since is the revision of an earlier answer, not {since!r:.80}")
     body = [partition_id, _plain(where), since, None if columns is None else list(columns), limit]
     answer = yield from ask_tags(core, "list", body, deadline)
@@ -85,11 +84,7 @@ def plane_status(core: Core, deadline: float) -> Verb[dict[str, Any]]:
     core.learn_stores(status["stores"])
     values: dict[str, Any] = {}
     for store_id in status["stores"]:
-        lane = yield Open(core.stores[store_id])
-        try:
-            values[store_id] = (yield Ask(lane, "value_status", [])).body
-        finally:
-            yield Done(lane)
+        values[store_id] = (yield Ask(core.stores[store_id], "value_status", [])).body
     status["values"] = values
     status["bytes_in_use"] = sum(p["payload_bytes"] for p in status["partitions"].values())
     return status

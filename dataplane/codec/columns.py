@@ -154,6 +154,8 @@ def encode_row(key: str, fields: Mapping[str, object]) -> Encoded:
                 views.append(value)
                 continue
             if isinstance(value, torch.Tensor):
+                if value.numel() >= MAX_SIZE:
+                    _check_dims(name, value, key)
                 try:
                     view = byte_view(value, name)
                 except InvalidRequest:  # a place to name is made only where it is needed
@@ -161,6 +163,8 @@ def encode_row(key: str, fields: Mapping[str, object]) -> Encoded:
                 views.append(view)
                 dtype = DTYPE_NAME[value.dtype]
             else:
+                if value.size >= MAX_SIZE:
+                    _check_dims(name, value, key)
                 views.append(array_bytes(value))
                 dtype = NUMPY_NAME[value.dtype]
             shape = value.shape
@@ -176,7 +180,7 @@ def encode_row(key: str, fields: Mapping[str, object]) -> Encoded:
                 lengths.append(shape[ragged])
     except OverflowError:
         raise InvalidRequest(
-            f"key {key!r}: a row of {MAX_SIZE} entries or bytes, or more"
+            f"field {name!r} of key {key!r}: a row of {MAX_SIZE} entries or bytes, or more"  # pyright: ignore[reportPossiblyUnboundVariable] (nothing overflows before the loop)
         ) from None
     template = _template(tuple(columns))
     packed = lengths.tobytes()
@@ -191,6 +195,16 @@ def encode_row(key: str, fields: Mapping[str, object]) -> Encoded:
                 pieces.append(_PADDING[gap])
                 at += gap
     return Encoded(template, packed, 1, at, pieces=pieces)
+
+
+def _check_dims(name: str, value: torch.Tensor | Array, key: str) -> None:
+    """Refuses a dimension that is too large before the row is copied into one piece."""
+    if isinstance(value, torch.Tensor) and not is_plain(value):
+        return  # refused for that
+    if max(value.shape) >= MAX_SIZE:
+        raise InvalidRequest(
+            f"field {name!r} of key {key!r}: a dimension of {max(value.shape)}; under {MAX_SIZE}"
+        )
 
 
 def encode_batch(keys: Sequence[str], fields: object) -> Encoded:

@@ -284,7 +284,7 @@ def _cell(dtype: str, pad: Pad) -> Any:
 
 
 def _values(field: FieldData) -> list[Any]:
-    buffer = memoryview(field.buffer)  # pyright: ignore[reportArgumentType] (numpy is a Buffer)
+    buffer = field.buffer.data
     ends = _offsets(field.shapes[:, 0]).tolist()
     return [objects.unpack(buffer[start:end]) for start, end in itertools.pairwise(ends)]
 

@@ -6,7 +6,8 @@ the same bits come out, NaN payloads and padding of booleans included.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeGuard
+from collections.abc import Callable
+from typing import Any, Final, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,11 @@ _TORCH_CARRIER: Final[dict[torch.dtype, torch.dtype]] = {
 }
 
 _EMPTY: Final = memoryview(b"")
+
+from_numpy: Final = cast(
+    "Callable[[npt.NDArray[Any]], torch.Tensor]",
+    torch.from_numpy,  # pyright: ignore[reportUnknownMemberType] (untyped in torch)
+)
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -135,7 +141,7 @@ def array_bytes(array: npt.NDArray[np.generic]) -> memoryview:
         return _EMPTY
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return memoryview(array).cast("B")  # pyright: ignore[reportArgumentType] (numpy is a Buffer)
+    return array.data.cast("B")
 
 
 class _Writable:
@@ -163,4 +169,4 @@ def over(array: npt.NDArray[Any]) -> torch.Tensor:
     """A tensor over the memory of a numpy array, a read-only one too."""
     if not array.flags.writeable:
         array = np.asarray(_Writable(array))
-    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType] (untyped in torch)
+    return from_numpy(array)

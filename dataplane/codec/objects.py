@@ -171,9 +171,9 @@ def _extend(value: object) -> object:
         array = cast("npt.NDArray[Any]", value)
         return msgpack.ExtType(_ARRAY, _pack_array(array, array.dtype.name))
     if isinstance(value, np.str_):
-        return msgpack.ExtType(_SCALAR, msgpack.packb(["str", [], str(value)]))
+        return msgpack.ExtType(_SCALAR, msgpack.packb(("str", (), str(value))))
     if isinstance(value, np.bytes_):
-        return msgpack.ExtType(_SCALAR, msgpack.packb(["bytes", [], bytes(value)]))
+        return msgpack.ExtType(_SCALAR, msgpack.packb(("bytes", (), bytes(value))))
     if isinstance(value, np.generic):
         array = np.asarray(cast("npt.ArrayLike", value))
         return msgpack.ExtType(_SCALAR, _pack_array(array, array.dtype.name))

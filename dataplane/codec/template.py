@@ -17,7 +17,7 @@ Letters: F free dimensions over all columns, C columns, B blocks, R rows of a bl
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -86,11 +86,14 @@ class Layout(NamedTuple):
 class Template:
     """Columns of a block, validated; equal templates have equal `blob`s."""
 
-    __slots__ = ("blob", "columns", "first_free", "fixed_bytes", "index", "names", "num_free")
+    __slots__ = (
+        "blob", "columns", "first_free", "fixed_bytes", "index", "name_set", "names", "num_free",
+    )  # fmt: skip
 
     def __init__(self, columns: tuple[Column, ...], blob: bytes | None = None) -> None:
         self.columns = columns
         self.names = tuple(column.name for column in columns)
+        self.name_set = frozenset(self.names)
         self.index = {name: i for i, name in enumerate(self.names)}
         self.fixed_bytes: list[int] = []  # [C], bytes of a row with every free dimension taken as 1
         self.first_free: list[int] = []  # [C], where the column's free dims start among all F
@@ -113,10 +116,10 @@ class Template:
         try:
             if len(blob) > MAX_BLOB_BYTES:
                 raise ValueError(f"{len(blob)} bytes, at most {MAX_BLOB_BYTES}")
-            raw = msgpack.unpackb(blob, use_list=False)
+            raw: tuple[Any, ...] = msgpack.unpackb(blob, use_list=False)
         except Exception as error:
             raise InvalidRequest(f"the block template is not valid msgpack: {error}") from None
-        if not isinstance(raw, tuple) or len(raw) > MAX_COLUMNS:
+        if type(raw) is not tuple or len(raw) > MAX_COLUMNS:
             raise InvalidRequest(f"a block template is a list of at most {MAX_COLUMNS} columns")
         columns: list[Column] = []
         names: set[str] = set()
@@ -218,15 +221,16 @@ class Template:
         return Layout(offsets, nbytes, ends[-1])
 
 
-def _column(item: object) -> Column:
-    if not isinstance(item, tuple) or len(item) != 4:
+def _column(item: tuple[Any, ...]) -> Column:
+    if type(item) is not tuple or len(item) != 4:
         raise InvalidRequest("a column of a template is [name, dtype, ragged_dim, dims]")
+    dims: tuple[Any, ...]
     name, dtype, ragged_dim, dims = item
     if not isinstance(name, str) or not name or len(name.encode()) > MAX_NAME_BYTES:
         raise InvalidRequest(f"a field name is a string of 1 to {MAX_NAME_BYTES} bytes")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise InvalidRequest(f"field {name!r}: unknown dtype {quote([dtype])}")
-    if not isinstance(dims, tuple) or len(dims) > MAX_RANK:
+    if type(dims) is not tuple or len(dims) > MAX_RANK:
         raise InvalidRequest(f"field {name!r}: at most {MAX_RANK} dimensions")
     for size in dims:
         if type(size) is not int or not -1 <= size < 1 << 31:

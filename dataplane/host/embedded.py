@@ -25,6 +25,7 @@ from dataplane.host.folders import (
     Record,
     find,
     plane_folders,
+    read_record,
     read_secret,
     remove_unowned,
     sweep,
@@ -97,7 +98,8 @@ def start(name: str, config: Config) -> EmbeddedHost:
         stdout=subprocess.PIPE,
         env=_environment(),
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     settings = {
         "name": name,
         "plane_id": folders.plane_id,
@@ -143,8 +145,6 @@ def attach_address(address: str, config: Config) -> Joined:
     runtime = os.path.dirname(path) if not os.path.isdir(path) else path
     root, plane_id = os.path.split(os.path.abspath(runtime))
     folders = plane_folders("address", plane_id, root, config.shm_dir)
-    from dataplane.host.folders import read_record
-
     record = read_record(folders)
     folders = plane_folders(record.name, plane_id, root, config.shm_dir)
     return Joined(record.name, plane_id, read_secret(folders), Address(record.unix, record.tcp))

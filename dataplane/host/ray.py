@@ -9,7 +9,6 @@ Starting or attaching is one call of Ray's (`get_if_exists`), so racing starters
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
@@ -18,7 +17,8 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
-import ray
+import ray as untyped_ray
+import uvloop
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -43,14 +43,20 @@ from dataplane.host.folders import (
     sweep,
     write_secret,
 )
+from dataplane.server.plane import PlaneServer, prepare_process
+from dataplane.server.ports import RemoteTags
 from dataplane.wire.address import Address
 from dataplane.wire.auth import SECRET_BYTES
+from dataplane.wire.channel import Channel
 
 log = logging.getLogger("dataplane.host")
 
 NAMESPACE = "dataplane"
 
 Answer = dict[str, Any]
+
+ray = cast("Any", untyped_ray)
+"""Ray's own annotations leave most of what is used here unknown."""
 
 
 def start_or_attach(name: str, config: Config) -> Joined:
@@ -137,7 +143,7 @@ def _plain(config: Config) -> dict[str, Any]:
 
 def _session() -> str:
     """The Ray session that this process belongs to, as its folder."""
-    node: Any = ray._private.worker._global_node  # pyright: ignore
+    node: Any = ray._private.worker._global_node
     return str(node.get_session_dir_path())
 
 
@@ -172,8 +178,6 @@ class _Served:
         return cast("Answer", self._described)
 
     def _run(self) -> None:
-        import uvloop
-
         failed = False
         try:
             uvloop.run(self._serve())
@@ -193,7 +197,8 @@ class _Served:
     async def _serve(self) -> None:
         raise NotImplementedError
 
-    def _up(self, described: Answer) -> None:
+    def came_up(self, described: Answer) -> None:
+        """Clients can connect; `described` is what they are told."""
         self._described = described
         self._ready.set()
 
@@ -223,8 +228,6 @@ class _TagActor(_Served):
         super().__init__()
 
     async def _serve(self) -> None:
-        from dataplane.server.plane import PlaneServer, prepare_process
-
         config = self._config
         ownership = _claim(self._name, secrets.token_hex(8), config)
         folders = ownership.folders
@@ -236,7 +239,7 @@ class _TagActor(_Served):
             address = await server.listen("tags.sock", host)
             server.serve_tags(linger=True)
             prepare_process()
-            self._up({
+            self.came_up({
                 "plane_id": folders.plane_id,
                 "secret": secret,
                 "address": address.to_wire(),
@@ -258,10 +261,6 @@ class _ValueActor(_Served):
         super().__init__()
 
     async def _serve(self) -> None:
-        from dataplane.server.plane import PlaneServer, prepare_process
-        from dataplane.server.ports import RemoteTags
-        from dataplane.wire.channel import Channel
-
         config = Config(**self._tags["config"])
         ownership = _claim(self._name, self._tags["plane_id"], config)
         folders = ownership.folders
@@ -281,12 +280,12 @@ class _ValueActor(_Served):
                 role="store",
                 plane_id=self._tags["plane_id"],
                 tls=config.tls,
-                local=tags.unix is not None and os.path.exists(tags.unix),
+                local=tags.is_here(),
                 on_request=port.on_request,
             )
             await server.join_tags(channel, port)
             prepare_process()
-            self._up({"address": address.to_wire()})
+            self.came_up({"address": address.to_wire()})
             await server.ended.wait()
             channel.close()
             await server.close()

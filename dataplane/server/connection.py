@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, cast
 
@@ -75,6 +74,10 @@ class Service(Protocol):
     secret: bytes
     verbs: dict[str, Verb]
 
+    def served(self) -> None:
+        """Something was read from a connection and acted on."""
+        ...
+
     def greet(self, connection: Connection) -> Body:
         """What a new client is told; it may refuse by raising."""
         ...
@@ -86,8 +89,8 @@ class Service(Protocol):
         ...
 
     def gone(self, connection: Connection, *, stopped: bool) -> None:
-        """The connection ended; `stopped` if the peer's end is closed, so that it cannot go on
-        using what it held, and False if this side cut it off."""
+        """The connection ended; `stopped` is False if the peer may go on using what it held:
+        it is on this node, and this side cut it off."""
         ...
 
 
@@ -107,11 +110,11 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, service: Service, *, local: bool) -> None:
         self.service = service
         self.local = local
-        """Over a unix socket: the peer is on this node, and its end closes when it stops."""
+        """Over a unix socket: the peer is on this node and may map segments, and its end closes
+        when it stops."""
         self.client_id = ""
         self.role = ""
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self.worst_s = 0.0
         self._receive = _receive_buffer()
         self._partial = bytearray()
         self._payload: Payload | None = None
@@ -142,7 +145,6 @@ class Connection(asyncio.BufferedProtocol):
         return self._receive
 
     def buffer_updated(self, nbytes: int) -> None:
-        started = time.perf_counter()
         if self._payload is not None:
             self._payload_at += nbytes
             if self._payload_at == len(self._payload.memory):
@@ -154,9 +156,7 @@ class Connection(asyncio.BufferedProtocol):
             self._feed(memoryview(data))
         else:
             self._feed(self._receive[:nbytes])
-        took = time.perf_counter() - started
-        if took > self.worst_s:
-            self.worst_s = took
+        self.service.served()
 
     def eof_received(self) -> bool:
         return False
@@ -177,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         for task in list(self._tasks):
             task.cancel()
         if self.client_id:
-            self.service.gone(self, stopped=self.local and not self._cut)
+            self.service.gone(self, stopped=not (self.local and self._cut))
 
     def pause_writing(self) -> None:
         self._drained = asyncio.Event()
@@ -322,7 +322,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- greeting ----------------------------------------------------------------------------
 
-    def _hello(self, kind: str | int, number: int, body: Body) -> None:
+    def _hello(self, kind: str | int, number: int, body: list[Any]) -> None:
         try:
             if kind != "hello" or type(body) is not list or len(body) != 5:
                 raise Unauthenticated("the first request of a connection is its greeting")

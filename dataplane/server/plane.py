@@ -13,7 +13,7 @@ import resource
 import secrets
 import socket
 from collections.abc import Callable
-
+from time import perf_counter
 from typing import Any, cast
 
 from dataplane.config import Config
@@ -28,9 +28,14 @@ from dataplane.tags.journal import FileJournal
 from dataplane.tags.store import TagStore
 from dataplane.values.segments import shared_memory_budget
 from dataplane.values.store import ValueStore
+from dataplane.wire import columns
 from dataplane.wire.address import Address
 from dataplane.wire.channel import Channel
 from dataplane.wire.frames import Body, Header
+
+SPIN_S = 50e-6
+MAX_REST = 256
+"""Requests after which a loop does not spin once spinning was in vain, at most."""
 
 
 class PlaneServer:
@@ -47,6 +52,7 @@ class PlaneServer:
         self.address = Address(None)
         self.ended = asyncio.Event()
         """Set when the plane is to end: destroyed, or its tag store is gone."""
+        self.served = Spinner().served
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._connections: set[Connection] = set()
@@ -193,6 +199,45 @@ class PlaneServer:
         self._idle = loop.call_later(self.config.linger_s, self.ended.set)
 
 
+class Spinner:
+    """Keeps a loop awake for a moment after each request: the next one is often on its way.
+
+    Falling asleep and being woken costs several times what a small request does. When nothing
+    came while it looked, it looks more and more rarely.
+    """
+
+    __slots__ = ("_loop", "_pause", "_rest", "_served", "_spinning", "_until")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._until = 0.0
+        self._spinning = False
+        self._served = False
+        self._pause = 0
+        self._rest = 0
+
+    def served(self) -> None:
+        """A request was served just now."""
+        if self._spinning:
+            self._served = True
+            self._until = perf_counter() + SPIN_S
+        elif self._rest:
+            self._rest -= 1
+        else:
+            self._spinning = True
+            self._served = False
+            self._until = perf_counter() + SPIN_S
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        if perf_counter() < self._until:
+            self._loop.call_soon(self._look)
+            return
+        self._spinning = False
+        self._pause = 0 if self._served else min(2 * self._pause + 4, MAX_REST)
+        self._rest = self._pause
+
+
 def prepare_process() -> None:
     """Settings of a process that serves: many descriptors, and no pause for garbage collection.
 
@@ -202,6 +247,10 @@ def prepare_process() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Arrow's own pool commits 4 MiB at a time, which holds the loop for 5 ms; malloc does not.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    for cells in (["a"], [1], [1.0], [True]):
+        columns.encode(cells)  # the first use of each costs as much
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 1_000_000, 1_000_000)

@@ -24,10 +24,16 @@ class LocalTags:
         self._store_id = store_id
 
     def publish(
-        self, client_id: str, meta: bytes, tags: bytes | None, block: Body, done: Published
+        self,
+        client_id: str,
+        meta: bytes,
+        tags: bytes | None,
+        block: Body,
+        token: int,
+        done: Published,
     ) -> None:
         try:
-            answer = self._tags.put(client_id, meta, tags, block, self._store_id)
+            answer = self._tags.put(client_id, meta, tags, block, self._store_id, token)
         except DataplaneError as error:
             done(None, error)
         except Exception as error:
@@ -35,6 +41,12 @@ class LocalTags:
             done(None, InternalError(f"publication failed: {type(error).__name__}: {error}"))
         else:
             done(answer, None)
+
+    def begun(self, token: int) -> None:
+        self._tags.begun(self._store_id, token)
+
+    def forget(self, token: int) -> None:
+        self._tags.forget(self._store_id, token)
 
     def begin(self, done: Published) -> None:
         done(self._tags.store.revision(), None)
@@ -76,13 +88,31 @@ class RemoteTags:
     def on_request(self, channel: Channel, header: Header) -> None:
         """What the tag store asks of this value store."""
         if header.kind == "free" and self._values is not None:
-            self._values.store.kill(header.body[0])
-            channel.answer(header.number, None)
+            try:
+                self._values.store.kill(header.body[0])
+            except Exception as error:
+                log.exception("blocks could not be freed")
+                text = f"blocks could not be freed: {type(error).__name__}: {error}"
+                channel.refuse(header.number, InternalError(text))
+            else:
+                channel.answer(header.number, None)
 
     def publish(
-        self, client_id: str, meta: bytes, tags: bytes | None, block: Body, done: Published
+        self,
+        client_id: str,
+        meta: bytes,
+        tags: bytes | None,
+        block: Body,
+        token: int,
+        done: Published,
     ) -> None:
-        self._send("publish", [client_id, meta, tags, block], done)
+        self._send("publish", [client_id, meta, tags, block, token], done)
+
+    def begun(self, token: int) -> None:
+        self._joined().tell("begun", [token])
+
+    def forget(self, token: int) -> None:
+        self._joined().tell("forget", [token])
 
     def begin(self, done: Published) -> None:
         self._send("begin", [], done)

@@ -20,7 +20,6 @@ from dataplane.values.blocks import Extent
 from dataplane.values.repack import plan_repack
 from dataplane.values.store import ValueStore
 from dataplane.wire.frames import Body, Header
-from dataplane.wire.messages import PutMeta
 
 log = logging.getLogger("dataplane.values")
 
@@ -29,8 +28,6 @@ ROOM_TIMEOUT_S = 30.0
 REPACK_BLOCKS = 64
 """Blocks repacked in one go under pressure."""
 MAX_READ_RUNS = 1 << 20
-LATE_PAYLOAD_S = 0.001
-"""A payload that is this late after its header has a begin of its own; most arrive with it."""
 
 Published = Callable[[Any, DataplaneError | None], None]
 
@@ -39,9 +36,25 @@ class TagPort(Protocol):
     """The tag store as a value store sees it."""
 
     def publish(
-        self, client_id: str, meta: bytes, tags: bytes | None, block: Body, done: Published
+        self,
+        client_id: str,
+        meta: bytes,
+        tags: bytes | None,
+        block: Body,
+        token: int,
+        done: Published,
     ) -> None:
-        """Ask for a put's publication; `done` gets the answer or the error."""
+        """Ask for a put's publication; `done` gets the answer or the error. `token` is the one
+        of its `begun`, or 0 if it arrived whole."""
+        ...
+
+    def begun(self, token: int) -> None:
+        """Tell, on the way that publications take, that a put has begun and is not here yet:
+        what is cleared from now on, it must not bring back."""
+        ...
+
+    def forget(self, token: int) -> None:
+        """The put that `begun` told of will not be published."""
         ...
 
     def begin(self, done: Published) -> None:
@@ -59,6 +72,7 @@ class ValueService:
         self.tags = tags
         store.repack = self.repack
         self._templates: dict[bytes, Template] = {}
+        self._last_token = 0
         self.verbs: dict[str, Verb] = {
             "reserve": self._reserve,
             "commit": self._commit,
@@ -77,7 +91,7 @@ class ValueService:
         """Memory for the payload of a put that comes through the socket."""
         if header.kind != "put_block":
             raise InvalidRequest(f"the verb {header.kind!r:.80} takes no payload")
-        meta, tags, blob, rows, lengths, timeout_s = header.body
+        _, _, blob, rows, lengths, timeout_s = header.body
         expected = self._template(blob).block_bytes(lengths, rows)
         if expected != nbytes:
             raise InvalidRequest(
@@ -87,13 +101,15 @@ class ValueService:
         if isinstance(place, Extent):
             return _Incoming(self, connection, header, place)
         granted: asyncio.Future[Payload] = asyncio.get_running_loop().create_future()
+        token = self.begun()
 
         def on_room(done: asyncio.Future[Extent]) -> None:
             error = done.exception()
             if error is not None:
+                self.tags.forget(token)
                 granted.set_exception(error)
             else:
-                granted.set_result(_Incoming(self, connection, header, done.result()))
+                granted.set_result(_Incoming(self, connection, header, done.result(), token))
 
         place.add_done_callback(on_room)
         return granted
@@ -109,8 +125,19 @@ class ValueService:
             self._templates[blob] = template
         return template
 
+    def begun(self) -> int:
+        """Tell the tag store that a put has begun; the token that its publication names."""
+        self._last_token += 1
+        self.tags.begun(self._last_token)
+        return self._last_token
+
     def publish(
-        self, connection: Connection, number: int, extent: Extent, put: Sequence[Any]
+        self,
+        connection: Connection,
+        number: int,
+        extent: Extent,
+        put: Sequence[Any],
+        token: int = 0,
     ) -> None:
         """Publish a whole block and answer its writer."""
         meta, tags, blob, rows, lengths = put[:5]
@@ -126,14 +153,13 @@ class ValueService:
                 connection.fail(number, error)
 
         placement = (block, extent.segment, extent.offset, extent.nbytes, blob, rows, lengths)
-        self.tags.publish(connection.client_id, meta, tags, placement, done)
+        self.tags.publish(connection.client_id, meta, tags, placement, token, done)
 
     async def _reserve(self, connection: Connection, number: int, body: Body) -> None:
         nbytes, timeout_s = body
         if type(nbytes) is not int or nbytes <= 0:
             raise InvalidRequest(f"a block has one byte or more, not {nbytes!r:.80}")
-        if not connection.local:
-            raise InvalidRequest("only clients of this node copy into its segments")
+        _only_local(connection)
         place = self.store.allocate(nbytes, connection, _timeout(timeout_s))
         extent = place if isinstance(place, Extent) else await place
         if connection.closed:
@@ -173,6 +199,7 @@ class ValueService:
 
     def _pin(self, connection: Connection, number: int, body: Body) -> None:
         (blocks,) = body
+        _only_local(connection)
         connection.reply(number, self.store.blocks.pin(_ids(blocks), connection))
 
     def _unpin(self, connection: Connection, number: int, body: Body) -> None:
@@ -205,7 +232,7 @@ class ValueService:
             ):
                 raise InvalidRequest("a read reaches beyond its blocks")
             memory = [self.store.memory(extent) for extent in extents if extent]
-            parts = [
+            parts: list[memoryview] = [
                 memory[b][s : s + n]
                 for b, s, n in zip(block_of.tolist(), start.tolist(), size.tolist(), strict=True)
                 if n
@@ -272,66 +299,62 @@ class _Incoming:
     """A block that is arriving through the socket."""
 
     def __init__(
-        self, service: ValueService, connection: Connection, header: Header, extent: Extent
+        self,
+        service: ValueService,
+        connection: Connection,
+        header: Header,
+        extent: Extent,
+        token: int = 0,
     ) -> None:
         self._service = service
         self._connection = connection
         self._number = header.number
         self._put: list[Any] = list(header.body)
         self._extent = extent
-        self._timer: asyncio.TimerHandle | None = None
-        self._begun: asyncio.Future[None] | None = None
+        self._token = token
         self.memory = service.store.memory(extent)
 
     def started(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LATE_PAYLOAD_S, self._late)
-
-    def _late(self) -> None:
-        # The put has begun but not ended; what is cleared from now on, it must not bring back.
-        begun = self._begun = asyncio.get_running_loop().create_future()
-
-        def done(stamp: Any, error: DataplaneError | None) -> None:
-            if error is None:
-                meta = PutMeta.unpack(self._put[0])
-                if meta.stamp is None:
-                    self._put[0] = meta._replace(stamp=stamp).pack()
-            begun.set_result(None)
-
-        self._service.tags.begin(done)
+        if not self._token:
+            self._token = self._service.begun()
 
     def complete(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._begun is None or self._begun.done():
-            self._publish()
-        else:
-            self._begun.add_done_callback(lambda _: self._publish())
-
-    def _publish(self) -> None:
         self.memory = memoryview(b"")
         service, connection = self._service, self._connection
         if connection.closed:
-            service.store.abort(self._extent.block, connection)
+            self.lost()
             return
         try:
-            service.publish(connection, self._number, self._extent, self._put)
+            service.publish(connection, self._number, self._extent, self._put, self._token)
         except DataplaneError as error:
+            self._forget()
             connection.fail(self._number, error)
 
     def lost(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         self.memory = memoryview(b"")
+        self._forget()
         # Only this store wrote here, so the bytes are free at once.
         self._service.store.abort(self._extent.block, self._connection)
 
+    def _forget(self) -> None:
+        if self._token:
+            self._service.tags.forget(self._token)
 
-def _timeout(value: object) -> float:
+
+def _only_local(connection: Connection) -> None:
+    # The kernel tells when a process of this node stops; of others it may never be known.
+    if not connection.local:
+        raise InvalidRequest(
+            "only clients of this node, on its unix socket, hold memory of its segments"
+        )
+
+
+def _timeout(value: Any) -> float:
     if value is None:
         return ROOM_TIMEOUT_S
-    if type(value) not in (int, float) or not 0 <= value <= 86_400:  # pyright: ignore
+    if type(value) not in (int, float) or not 0 <= value <= 86_400:
         raise InvalidRequest(f"a timeout is seconds up to a day, not {value!r:.80}")
-    return float(value)  # pyright: ignore[reportArgumentType]
+    return float(value)
 
 
 def _ids(blocks: object) -> list[int]:

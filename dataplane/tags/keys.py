@@ -7,7 +7,7 @@ and in terminals of operators; so control characters and `..` components are ref
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgpack
 
@@ -24,7 +24,17 @@ _GOOD_NAMES: set[str] = set()
 """Tag names that passed their check before; a plane has few."""
 
 
-def check_keys(keys: object, *, unique: bool = True) -> list[str]:
+def _no_extension(code: int, data: bytes) -> object:
+    raise ValueError(f"an extension type ({code}) is no tag")
+
+
+_PLAIN: dict[str, Any] = {
+    "strict_map_key": True, "max_bin_len": 0, "max_ext_len": 0, "ext_hook": _no_extension,
+}  # fmt: skip
+"""Unpack null, bool, numbers, strings, lists and maps, and nothing else that msgpack knows."""
+
+
+def check_keys(keys: list[str], *, unique: bool = True) -> list[str]:
     """The keys of a request. InvalidRequest names the first few that will not do."""
     if type(keys) is not list:
         raise InvalidRequest(f"keys are a list of strings, not {type(keys).__name__}")
@@ -37,26 +47,30 @@ def check_keys(keys: object, *, unique: bool = True) -> list[str]:
     if set(map(type, keys)) != {str}:
         wrong = next(key for key in keys if type(key) is not str)
         raise InvalidRequest(f"a key is a string, not {type(wrong).__name__}: {wrong!r:.80}")
-    names = cast("list[str]", keys)
-    if unique and len(set(names)) != len(names):
+    if len(keys) == 1:
+        check_name(keys[0], "key")
+        return keys
+    if unique and len(set(keys)) != len(keys):
         seen: set[str] = set()
-        twice = sorted({key for key in names if key in seen or seen.add(key)})
+        twice = sorted({key for key in keys if key in seen or seen.add(key)})
         raise InvalidRequest(f"a put names each key once; repeated: {quote(twice)}")
     # One pass over all of them in C settles the usual case.
-    lengths = list(map(len, names))
-    text = "".join(names)
+    lengths = list(map(len, keys))
+    text = "".join(keys)
     if min(lengths) == 0 or max(lengths) > MAX_KEY_BYTES // 4 or not text.isprintable() or (
         ".." in text
     ):
-        for key in names:
+        for key in keys:
             check_name(key, "key")
-    return names
+    return keys
 
 
 def check_name(name: object, what: str) -> str:
     """The name of a key or partition. InvalidRequest says what is wrong with it."""
     if type(name) is not str:
         raise InvalidRequest(f"a {what} is a string, not {type(name).__name__}")
+    if 0 < len(name) <= MAX_KEY_BYTES // 4 and name.isprintable() and ".." not in name:
+        return name
     if not name:
         raise InvalidRequest(f"the empty string is no {what}")
     try:
@@ -81,7 +95,7 @@ def unpack_tags(packed: bytes | memoryview, keys: Sequence[str]) -> tuple[list[T
     """
     if len(keys) == 1:
         return _unpack_one(packed, keys[0])
-    unpacker = msgpack.Unpacker(strict_map_key=True, max_buffer_size=max(len(packed), 1))
+    unpacker = msgpack.Unpacker(**_PLAIN, max_buffer_size=max(len(packed), 1))
     unpacker.feed(packed)
     unpack, tell = unpacker.unpack, unpacker.tell
     tags: list[Tags] = []
@@ -95,7 +109,7 @@ def unpack_tags(packed: bytes | memoryview, keys: Sequence[str]) -> tuple[list[T
             at = now
     except Exception as error:
         raise InvalidRequest(
-            f"the tags of key {quote([keys[len(tags)]])} are not msgpack: {error}"
+            f"the tags of key {quote([keys[len(tags)]])} are no msgpack of plain values: {error}"
         ) from None
     if at != len(packed):
         raise InvalidRequest(f"tags for more than the {len(keys)} keys of the put")
@@ -115,9 +129,11 @@ def unpack_tags(packed: bytes | memoryview, keys: Sequence[str]) -> tuple[list[T
 def _unpack_one(packed: bytes | memoryview, key: str) -> tuple[list[Tags], list[int]]:
     """As above for a single put, which is worth a path of its own."""
     try:
-        tags = msgpack.unpackb(packed, strict_map_key=True)
+        tags = msgpack.unpackb(packed, **_PLAIN)
     except Exception as error:
-        raise InvalidRequest(f"the tags of key {quote([key])} are not msgpack: {error}") from None
+        raise InvalidRequest(
+            f"the tags of key {quote([key])} are no msgpack of plain values: {error}"
+        ) from None
     if type(tags) is not dict:
         raise InvalidRequest(f"the tags of key {quote([key])} are not a mapping")
     if len(packed) > MAX_TAG_BYTES:

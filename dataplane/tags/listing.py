@@ -6,13 +6,14 @@ Pure. The server walks a cut piece by piece, so that no listing holds its loop.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import Chunk, Row
+from dataplane.types import FieldSchema
 from dataplane.wire.columns import ABSENT, Column, encode
 
 KEYS = "\1key"
@@ -31,48 +32,57 @@ class Piece(NamedTuple):
     """The distinct sets of produced fields; the FIELDS column counts from 0 in it."""
 
 
-def piece_of_chunk(chunk: Chunk, wanted: Collection[str] | None) -> Piece:
-    """All rows of a frozen chunk; encoded columns come from it and are kept in it."""
+Schema = Mapping[str, FieldSchema]
+
+
+def encode_chunk(chunk: Chunk, wanted: Collection[str] | None, schema: Schema) -> Iterator[str]:
+    """Encode what a frozen chunk has not encoded yet, a step at a time; yields what was done."""
     rows = chunk.live_rows()
+    cache = chunk.columns
     if chunk.names is None:
         chunk.names = set[str]().union(*[row.tags for row in rows])
-    names = chunk.names if wanted is None else chunk.names.intersection(wanted)
+    if KEYS not in cache:
+        cache[KEYS] = encode([row.key for row in rows])
+        yield KEYS
+    for name in _names(chunk.names, wanted):
+        if name not in cache:
+            cache[name] = encode([row.tags.get(name, ABSENT) for row in rows])
+            yield name
+    if FIELDS not in cache:
+        columns, chunk.field_sets = _field_columns(rows, schema)
+        cache.update(columns)
+        yield FIELDS
+
+
+def piece_of_chunk(chunk: Chunk, wanted: Collection[str] | None, schema: Schema) -> Piece:
+    """All rows of a frozen chunk; encoded columns come from it and are kept in it."""
+    for _ in encode_chunk(chunk, wanted, schema):
+        pass
     cache = chunk.columns
-    columns = {KEYS: cache.get(KEYS) or cache.setdefault(KEYS, encode([row.key for row in rows]))}
-    for name in names:
-        column = cache.get(name)
-        if column is None:
-            column = cache[name] = encode([row.tags.get(name, ABSENT) for row in rows])
-        columns[name] = column
-    # Lengths first: their cached names tell whether the fields column is still good.
-    fields = cache.get(FIELDS)
-    if fields is None:
-        for name, column in _field_columns(rows).items():
-            cache[name] = column
-        fields = cache[FIELDS]
-    for name, column in cache.items():
-        if name.startswith(LENGTHS):
-            columns[name] = column
-    columns[FIELDS] = fields
-    return Piece(len(rows), columns, fields.buffers[2])
+    assert chunk.names is not None
+    names = [KEYS, FIELDS, *_names(chunk.names, wanted)]
+    names += [name for name in cache if name.startswith(LENGTHS)]
+    return Piece(chunk.live, {name: cache[name] for name in names}, chunk.field_sets)
 
 
-def piece_of_rows(rows: Sequence[Row], wanted: Collection[str] | None) -> Piece:
+def piece_of_rows(rows: Sequence[Row], wanted: Collection[str] | None, schema: Schema) -> Piece:
     """The given rows, encoded for this listing only."""
-    names = set[str]().union(*[row.tags for row in rows])
-    if wanted is not None:
-        names.intersection_update(wanted)
     columns = {KEYS: encode([row.key for row in rows])}
-    for name in names:
+    for name in _names(set[str]().union(*[row.tags for row in rows]), wanted):
         columns[name] = encode([row.tags.get(name, ABSENT) for row in rows])
-    columns.update(_field_columns(rows))
-    return Piece(len(rows), columns, columns[FIELDS].buffers[2])
+    more, field_sets = _field_columns(rows, schema)
+    return Piece(len(rows), columns | more, field_sets)
 
 
-def _field_columns(rows: Sequence[Row]) -> dict[str, Column]:
+def _names(names: set[str], wanted: Collection[str] | None) -> list[str]:
+    return sorted(names if wanted is None else names.intersection(wanted))
+
+
+def _field_columns(
+    rows: Sequence[Row], schema: Schema
+) -> tuple[dict[str, Column], list[list[str]]]:
     """FIELDS: for each row the number of its field set. LENGTHS + field: int32, -1 if absent.
-
-    The sets themselves ride as the FIELDS column's last buffer, which never travels as bytes.
+    A length is along the dimension that the schema calls ragged, whatever a put held it to be.
     """
     sets: dict[tuple[str, ...], int] = {}
     by_layers: dict[tuple[int, ...], int] = {}
@@ -81,28 +91,29 @@ def _field_columns(rows: Sequence[Row]) -> dict[str, Column]:
     count = len(rows)
     for i, row in enumerate(rows):
         layers = row.layers
-        signature = tuple([id(p.template) for p in layers[::2]])  # pyright: ignore
+        signature = tuple([id(p.template) for p in layers[::2]])
         code = by_layers.get(signature)
         if code is None:
-            names = {name for p in layers[::2] for name in p.template.names}  # pyright: ignore
+            names = {name for p in layers[::2] for name in p.template.names}
             code = by_layers[signature] = sets.setdefault(tuple(sorted(names)), len(sets))
         codes.append(code)
         seen: set[str] = set()
         for k in range(0, len(layers), 2):
-            placement: Placement = layers[k]  # pyright: ignore[reportAssignmentType]
-            at: int = layers[k + 1]  # pyright: ignore[reportAssignmentType]
+            placement: Placement = layers[k]
+            at: int = layers[k + 1]
             template = placement.template
             raw = memoryview(placement.lengths).cast("i")
             for c, column in enumerate(template.columns):
-                if column.name in seen or column.ragged_dim is None:
+                ragged_dim = schema[column.name].ragged_dim
+                if column.name in seen or ragged_dim is None:
                     continue
                 into = lengths.get(column.name)
                 if into is None:
                     into = lengths[column.name] = np.full(count, -1, np.int32)
                 free = column.free
-                size = column.dims[column.ragged_dim]
+                size = column.dims[ragged_dim]
                 if size < 0:
-                    f = template.first_free[c] + free.index(column.ragged_dim)
+                    f = template.first_free[c] + free.index(ragged_dim)
                     size = raw[f * placement.rows + at]
                 into[i] = size
             if len(layers) > 2:
@@ -111,6 +122,5 @@ def _field_columns(rows: Sequence[Row]) -> dict[str, Column]:
         LENGTHS + name: Column("n", count, (None, values.tobytes()))
         for name, values in lengths.items()
     }
-    names = [list(fields) for fields in sets]
-    out[FIELDS] = Column("n", count, (None, codes.tobytes(), names))
-    return out
+    out[FIELDS] = Column("n", count, (None, codes.tobytes()))
+    return out, [list(fields) for fields in sets]

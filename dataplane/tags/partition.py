@@ -182,7 +182,8 @@ class Partition:
 
     def _check_tags(self, put: PutRows, slots: Sequence[Slot] | None) -> None:
         """The merged tags of each key stay within their limits."""
-        assert put.tags is not None and put.tag_sizes is not None
+        assert put.tags is not None
+        assert put.tag_sizes is not None
         if slots is None:
             if max(map(len, put.tags)) <= MAX_TAGS:
                 return  # their bytes were checked as they arrived
@@ -254,6 +255,9 @@ class Partition:
         """Rows for keys of which some exist, or did."""
         assert found.slots is not None
         positions: list[int] = []
+        fresh: list[Row] = []
+        whole: dict[Placement, list[int]] = {}
+        names = frozenset[str]() if placement is None else placement.template.name_set
         for i, (key, tag, size, position, slot) in enumerate(
             zip(keys, tags, sizes, found.positions, found.slots, strict=True)
         ):
@@ -261,15 +265,26 @@ class Partition:
                 assert position is not None
                 layers = slot.layers
                 if placement is not None:
-                    layers = self._cover(layers, placement, i, dead)
+                    if len(layers) == 2 and layers[0].template.name_set <= names:
+                        whole.setdefault(layers[0], []).append(layers[1])
+                        layers = (placement, i)
+                    else:
+                        layers = self._cover(layers, placement, i, dead)
                 self._replace(slot, position, tag, size, layers, revision)
+                positions.append(position)
             else:
                 layers = () if placement is None else (placement, i)
                 cleared_at = slot.revision if type(slot) is Tombstone else 0
-                position = self.slots.extend([Row(key, tag, size, layers, revision, cleared_at)])
-                self.index.set(key, position)
-                self.tag_bytes += size
-            positions.append(position)
+                fresh.append(Row(key, tag, size, layers, revision, cleared_at))
+                positions.append(-len(fresh))  # not known yet
+        dead += self._release_whole(whole)
+        if fresh:
+            first = self.slots.extend(fresh)
+            positions = [p if p >= 0 else first - p - 1 for p in positions]
+            shards = self.index.shards
+            for position, row in enumerate(fresh, first):
+                shards[hash(row.key) & (SHARDS - 1)][row.key] = position
+                self.tag_bytes += row.tag_bytes
         return _compact(positions)
 
     def _replace(
@@ -304,8 +319,8 @@ class Partition:
         covered = set[str]()
         arriving = new.template.index
         for k in range(0, len(layers), 2):
-            old: Placement = layers[k]  # pyright: ignore[reportAssignmentType]
-            row: int = layers[k + 1]  # pyright: ignore[reportAssignmentType]
+            old: Placement = layers[k]
+            row: int = layers[k + 1]
             left = False
             for name in old.template.names:
                 if name in covered:
@@ -374,24 +389,26 @@ class Partition:
             layers = row.layers
             if len(layers) == 2:
                 # A row's only layer has no dead cell: whatever covered one would be a layer too.
-                taken.setdefault(layers[0], []).append(layers[1])  # pyright: ignore
+                taken.setdefault(layers[0], []).append(layers[1])
             elif layers:
                 self._release_covered(layers, dead)
-        for placement, of in taken.items():
-            placement.live -= len(of) * len(placement.template.columns)
-            if len(of) == placement.rows:
+        return dead + self._release_whole(taken)
+
+    def _release_whole(self, taken: dict[Placement, list[int]]) -> list[Placement]:
+        """Let go of all cells of these rows of placements; returns the placements that died."""
+        for placement, rows in taken.items():
+            placement.live -= len(rows) * len(placement.template.columns)
+            if len(rows) == placement.rows:
                 self.payload_bytes -= placement.payload_bytes
             else:
-                self.payload_bytes -= sum(placement.row_bytes(row) for row in of)
-            if not placement.live:
-                dead.append(placement)
-        return dead
+                self.payload_bytes -= int(placement.cell_bytes[:, rows].sum())
+        return [placement for placement in taken if not placement.live]
 
     def _release_covered(self, layers: Layers, dead: list[Placement]) -> None:
         covered = set[str]()
         for k in range(0, len(layers), 2):
-            placement: Placement = layers[k]  # pyright: ignore[reportAssignmentType]
-            row: int = layers[k + 1]  # pyright: ignore[reportAssignmentType]
+            placement: Placement = layers[k]
+            row: int = layers[k + 1]
             for name in placement.template.names:
                 if name not in covered:
                     placement.live -= 1
@@ -458,7 +475,7 @@ def _live_fields(layers: Layers, placement: Placement, row: int) -> frozenset[st
         return frozenset()
     live = set(placement.template.names)
     for newer in range(0, k, 2):
-        live -= set(layers[newer].template.names)  # pyright: ignore
+        live -= set(layers[newer].template.names)
     return frozenset(live)
 
 

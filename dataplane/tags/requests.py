@@ -29,7 +29,11 @@ class ClientRequests:
         if up_to <= self.floor:
             return
         answers = self.answers
-        if len(answers) > 8 and up_to - self.floor > len(answers):
+        if up_to == self.floor + 1:
+            answers.pop(up_to, None)
+            self.floor = up_to
+            return
+        if up_to - self.floor > len(answers):  # numbers may be far apart
             self.answers = {n: a for n, a in answers.items() if n > up_to}
         else:
             for n in range(self.floor + 1, up_to + 1):
@@ -40,6 +44,7 @@ class ClientRequests:
         """The answer given to this number before, if it was.
 
         OutcomeUnknown if the number was settled already: it may have had an effect.
+        InvalidRequest if the number is new and no further answer can be kept.
         """
         if number <= self.floor:
             raise OutcomeUnknown(
@@ -47,9 +52,15 @@ class ClientRequests:
                 "effect is not known any more",
                 request_id=request_id,
             )
-        return self.answers.get(number)
+        answer = self.answers.get(number)
+        if answer is None and len(self.answers) >= MAX_OPEN:
+            # Said before the request has its effect: afterwards it could not be answered twice.
+            raise InvalidRequest(
+                f"{MAX_OPEN} later requests of this client were answered while its request "
+                f"{self.floor + 1} is not settled: wait until that one ends"
+            )
+        return answer
 
     def remember(self, number: int, answer: Any) -> None:
-        if len(self.answers) >= MAX_OPEN:
-            raise InvalidRequest(f"the client has {MAX_OPEN} requests whose answers it never saw")
+        """Keep the answer of a request whose number was new to `recall`."""
         self.answers[number] = answer

@@ -18,8 +18,6 @@ from dataplane.tags.rows import SHARDS, Layers, Row
 Answer = list[Any]
 """[keys | None, fields, schema, stores, templates, blocks, groups] as `wire.messages` documents."""
 
-_NAMES: dict[tuple[bytes, ...], tuple[str, ...]] = {}
-
 
 def resolve(
     partition: Partition, keys: Sequence[str], fields: list[str] | None, *, drop_missing: bool
@@ -56,7 +54,7 @@ def resolve(
         names: dict[str, None] = {}
         for layers in signatures.values():
             for placement in layers[::2]:
-                names.update(dict.fromkeys(placement.template.names))  # pyright: ignore
+                names.update(dict.fromkeys(placement.template.names))
         fields = sorted(names)
     lacking = {
         signature: absent
@@ -87,8 +85,8 @@ def resolve(
 def _signature(layers: Layers) -> tuple[int, ...]:
     """Which templates a row's layers have; rows of one signature find a field in the same layer."""
     if len(layers) == 2:
-        return (id(layers[0].template),)  # pyright: ignore[reportAttributeAccessIssue]
-    return tuple(id(placement.template) for placement in layers[::2])  # pyright: ignore
+        return (id(layers[0].template),)
+    return tuple(id(placement.template) for placement in layers[::2])
 
 
 def _signatures(rows: Sequence[Row]) -> dict[tuple[int, ...], Layers]:
@@ -106,7 +104,7 @@ def _signatures(rows: Sequence[Row]) -> dict[tuple[int, ...], Layers]:
 
 def _layer(layers: Layers, name: str) -> int:
     for k in range(0, len(layers), 2):
-        if name in layers[k].template.index:  # pyright: ignore[reportAttributeAccessIssue]
+        if name in layers[k].template.index:
             return k
     return -1
 
@@ -152,7 +150,7 @@ class _BlockTable:
                 last = placement
                 index = number.setdefault(last, len(number))
             blocks.append(index)
-            places.append(row.layers[k + 1])  # pyright: ignore[reportArgumentType]
+            places.append(row.layers[k + 1])
         return array("i", blocks).tobytes(), array("i", places).tobytes()
 
     def assign_each(self, rows: Sequence[Row], layer_of: Sequence[int]) -> tuple[bytes, bytes]:
@@ -160,9 +158,9 @@ class _BlockTable:
         blocks: list[int] = []
         places: list[int] = []
         for row, k in zip(rows, layer_of, strict=True):
-            placement: Placement = row.layers[k]  # pyright: ignore[reportAssignmentType]
+            placement: Placement = row.layers[k]
             blocks.append(number.setdefault(placement, len(number)))
-            places.append(row.layers[k + 1])  # pyright: ignore[reportArgumentType]
+            places.append(row.layers[k + 1])
         return array("i", blocks).tobytes(), array("i", places).tobytes()
 
     def wire(self) -> list[Any]:

@@ -8,20 +8,21 @@ chunk sees one moment. Slots are handed out in order and never reused, which mak
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dataplane.types import Tags
 
 if TYPE_CHECKING:
-    from dataplane.tags.placement import Placement
     from dataplane.wire.columns import Column
 
 CHUNK_BITS = 10
 CHUNK_ROWS = 1 << CHUNK_BITS
 SHARDS = 256
 
-Layers = tuple["Placement | int", ...]
-"""Where a row's fields are: placement, row in it, placement, row in it, ... newest first.
+Layers = tuple[Any, ...]
+"""Where a row's fields are: Placement, row in it (int), Placement, row in it, ... newest first.
+Flat rather than pairs, which would be one more object for each of millions of rows; what is taken
+out of it is annotated on the spot.
 
 A field lies in the first layer whose template has it; the same field in later layers is dead.
 """
@@ -57,7 +58,7 @@ Slot = Row | Tombstone | None
 class Chunk:
     """About a thousand slots. Frozen once a cut holds it: a change then copies it first."""
 
-    __slots__ = ("columns", "forgotten", "frozen", "live", "names", "rows")
+    __slots__ = ("columns", "field_sets", "forgotten", "frozen", "live", "names", "rows")
 
     def __init__(self) -> None:
         self.rows: list[Slot] = []
@@ -69,6 +70,8 @@ class Chunk:
         """Tag names of the live rows, or more; None when not known."""
         self.columns: dict[str, Column] = {}
         """Encoded columns of the live rows, for those not changed since they were encoded."""
+        self.field_sets: list[list[str]] = []
+        """What the column of produced fields counts in, while that is encoded."""
 
     def thawed(self) -> Chunk:
         """A copy that may be changed; encoded columns are immutable and shared."""
@@ -78,6 +81,7 @@ class Chunk:
         copy.forgotten = self.forgotten
         copy.names = None if self.names is None else set(self.names)
         copy.columns = self.columns.copy()
+        copy.field_sets = self.field_sets
         return copy
 
     def live_rows(self) -> list[Row]:

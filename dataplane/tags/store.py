@@ -1,4 +1,4 @@
-"""The tag store: every key of a plane, its tags, where its values lie, and in which order it changed.
+"""The tag store: every key of a plane, its tags, where its values lie, in which order it changed.
 
 Pure: no sockets, no files, no clock. A change is checked first and applied after, so a refused
 request leaves nothing behind. The server journals a change between the two.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from dataplane.errors import PartitionNotFound
@@ -193,12 +194,7 @@ class TagStore:
                 break
             if expired.positions is not None:
                 self._reaping.append(
-                    zip(
-                        (expired.partition_id for _ in expired.keys),
-                        expired.keys,
-                        expired.positions,
-                        strict=False,
-                    )
+                    zip(repeat(expired.partition_id), expired.keys, expired.positions)
                 )
         while self._reaping and step > 0:
             for partition_id, key, position in self._reaping[0]:

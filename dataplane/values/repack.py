@@ -1,4 +1,4 @@
-"""What to keep of a mostly dead block: the copies that make a small block of its live rows. Pure."""
+"""What to keep of a mostly dead block: copies that make a small block of its live rows. Pure."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +74,10 @@ class ValueStore:
     def allocate(
         self, nbytes: int, owner: Hashable, timeout_s: float
     ) -> Extent | asyncio.Future[Extent]:
-        """Room for a block, at once or as a future that ends in it or in QuotaExceeded."""
+        """Room for a block, at once or as a future that ends in it or in QuotaExceeded.
+
+        With a timeout of 0 what is not there at once is refused at once.
+        """
         if not self._requests:
             extent = self.blocks.allocate(nbytes, owner)
             if extent is not None:
@@ -86,6 +90,8 @@ class ValueStore:
                 used_bytes=self.blocks.used_bytes,
                 limit_bytes=self.budget.capacity_bytes,
             )
+        if not timeout_s:
+            raise self._no_room(nbytes, timeout_s)
         loop = asyncio.get_running_loop()
         request = _Request(nbytes, owner, loop.create_future())
         request.timer = loop.call_later(timeout_s, self._give_up, request, timeout_s)
@@ -96,17 +102,17 @@ class ValueStore:
 
     def _give_up(self, request: _Request, waited_s: float) -> None:
         if not request.future.done():
-            used, limit = self.blocks.used_bytes, self.budget.capacity_bytes
-            request.future.set_exception(
-                QuotaExceeded(
-                    f"no room for {request.nbytes} bytes came free within {waited_s:g} s: "
-                    f"{used} of {limit} bytes are in use; clear rows that were consumed, or raise "
-                    "capacity_bytes",
-                    used_bytes=used,
-                    limit_bytes=limit,
-                )
-            )
+            request.future.set_exception(self._no_room(request.nbytes, waited_s))
             self._freed.set()
+
+    def _no_room(self, nbytes: int, waited_s: float) -> QuotaExceeded:
+        used, limit = self.blocks.used_bytes, self.budget.capacity_bytes
+        return QuotaExceeded(
+            f"no room for {nbytes} bytes came free within {waited_s:g} s: {used} of {limit} bytes "
+            "are in use; clear rows that were consumed, or raise capacity_bytes",
+            used_bytes=used,
+            limit_bytes=limit,
+        )
 
     async def _serve(self) -> None:
         """Satisfy waiting requests in order."""
@@ -215,6 +221,7 @@ class ValueStore:
     def counts(self) -> dict[str, Any]:
         """Sizes for `status`."""
         return {
+            "pid": os.getpid(),
             "capacity_bytes": self.budget.capacity_bytes,
             "segment_bytes": self.blocks.segment_bytes,
             "segments": len(self.segments),

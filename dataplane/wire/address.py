@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ class Address:
     def from_wire(cls, wire: Any) -> Address:
         unix, tcp = wire
         return cls(unix, (str(tcp[0]), int(tcp[1])) if tcp else None)
+
+    def is_here(self) -> bool:
+        """Whether the unix socket can be seen from this process."""
+        return self.unix is not None and os.path.exists(self.unix)
 
     def __str__(self) -> str:
         places = [f"unix:{self.unix}"] if self.unix else []

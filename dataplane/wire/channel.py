@@ -20,6 +20,7 @@ from dataplane.wire.frames import (
     PREFIX,
     Body,
     Header,
+    failure,
     frame,
     parse_header,
     parse_prefix,
@@ -53,9 +54,8 @@ class Channel(asyncio.BufferedProtocol):
         self._payload: memoryview | None = None
         self._payload_at = 0
         self._number = 0
-        self._waiting: dict[int, tuple[asyncio.Future[Answer], _Alloc | None]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Answer], _Alloc | None, str]] = {}
         self._challenge: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._drained: asyncio.Event | None = None
         self.on_lost: Callable[[], None] | None = None
 
     @classmethod
@@ -126,7 +126,7 @@ class Channel(asyncio.BufferedProtocol):
             future.set_exception(Broken(CLOSED))
             return future
         self._number += 1
-        self._waiting[self._number] = (future, into)
+        self._waiting[self._number] = (future, into, verb)
         head = frame(verb, self._number, body, payload_bytes)
         if payload_bytes:
             self._transport.writelines([head, *payload])
@@ -143,6 +143,11 @@ class Channel(asyncio.BufferedProtocol):
         """Answer a request that the server asked of this side."""
         if not self.closed:
             self._transport.write(frame(OK, number, body))
+
+    def refuse(self, number: int, error: DataplaneError) -> None:
+        """Answer a request that the server asked of this side with an error."""
+        if not self.closed:
+            self._transport.write(failure(number, error))
 
     def close(self) -> None:
         self.closed = True
@@ -165,7 +170,7 @@ class Channel(asyncio.BufferedProtocol):
         if not self._challenge.done():
             self._challenge.set_exception(error)
             self._challenge.exception()  # a connect that was given up does not look
-        for future, _ in self._waiting.values():
+        for future, _, _ in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
         self._waiting.clear()
@@ -227,7 +232,8 @@ class Channel(asyncio.BufferedProtocol):
 
     def _finish(self) -> None:
         header, payload = self._header, self._payload
-        assert header is not None and payload is not None
+        assert header is not None
+        assert payload is not None
         self._header = self._payload = None
         kind, number, body = header
         if type(kind) is str:
@@ -237,16 +243,19 @@ class Channel(asyncio.BufferedProtocol):
             elif self._on_request is not None:
                 self._on_request(self, header)
             return
-        future, _ = self._waiting.pop(number, (None, None))
+        future, _, verb = self._waiting.pop(number, (None, None, ""))
         if kind != OK and number == 0:
             # The server says why it closes the connection.
             error = from_wire(body)
-            for waiting, _ in self._waiting.values():
+            for waiting, _, _ in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(error)
             if not self._challenge.done():
                 self._challenge.set_exception(error)
         if future is None or future.done():
+            if kind == OK and verb in _GIVE_BACK:
+                # Who asked was cancelled; what it was given would be held as long as we are.
+                self.tell(_GIVE_BACK[verb], [body[0]])
             return
         if kind == OK:
             future.set_result(Answer(body, payload))
@@ -255,3 +264,6 @@ class Channel(asyncio.BufferedProtocol):
 
 
 _Alloc = Callable[[Body, int], memoryview]
+
+_GIVE_BACK = {"reserve": "abort", "pin": "unpin"}
+"""The verb that gives back what another one granted: the first part of its answer."""

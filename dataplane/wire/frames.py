@@ -69,7 +69,7 @@ def parse_prefix(data: bytes | bytearray | memoryview, max_header: int) -> tuple
 def parse_header(data: bytes | bytearray | memoryview) -> Header:
     """The header of a frame. InvalidRequest if it is not one."""
     try:
-        header = msgpack.unpackb(data, strict_map_key=False)
+        header: list[Any] = msgpack.unpackb(data, strict_map_key=False)
     except Exception as error:
         raise InvalidRequest(f"the frame header is not msgpack: {error}") from None
     if type(header) is not list or len(header) != 3:
@@ -82,7 +82,7 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
 
 def frame(kind: str | int, number: int, body: Body, payload_bytes: int = 0) -> bytes:
     """Prefix and header of one frame; the sender appends `payload_bytes` of payload."""
-    header: bytes = msgpack.packb((kind, number, body))
+    header = msgpack.packb((kind, number, body))
     if len(header) > MAX_HEADER_BYTES:
         raise InvalidRequest(
             f"keys, tags and row lengths of one request take {len(header)} bytes; at most "

@@ -2,7 +2,9 @@
 
 Asked of a tag store:
     put_tags   [meta, tags]                                  -> PutAnswer
-    publish    [client_id, meta, tags, placement]            -> PutAnswer     (by value stores)
+    publish    [client_id, meta, tags, placement, token]     -> PutAnswer     (by value stores)
+    begun      [token]   a put has begun, not yet whole      no answer        (by value stores)
+    forget     [token]   and will not be published           no answer        (by value stores)
     begin      []                                            -> revision      (by value stores)
     register   [store_id, address, node_id, used, capacity]  -> nil           (by value stores)
     repack     [], moved [[old, new placement, moves]]       (by value stores)
@@ -69,14 +71,17 @@ class PutMeta(NamedTuple):
             meta = cls(*parts)
         except Exception:
             raise InvalidRequest("a put's meta is not the expected list") from None
-        for value in (meta.flags, meta.number, meta.settled):
-            if type(value) is not int or not 0 <= value < 1 << 63:
-                raise InvalidRequest("a put's flags and numbers are integers of 63 bits")
-        if meta.number <= meta.settled:
-            raise InvalidRequest(f"request {meta.number} is settled already ({meta.settled})")
-        for revision in (meta.seen, meta.stamp):
-            if revision is not None and not is_revision(revision):
-                raise InvalidRequest("a revision is [epoch, n]")
+        _, _, flags, number, settled, seen, stamp = meta
+        if not (type(flags) is type(number) is type(settled) is int) or not (
+            0 <= flags < 256 and 0 <= settled < number < 1 << 63
+        ):
+            raise InvalidRequest(
+                "a put's flags, number and settled number are integers, in ascending order"
+            )
+        if (seen is not None and not is_revision(seen)) or (
+            stamp is not None and not is_revision(stamp)
+        ):
+            raise InvalidRequest("a revision is [epoch, n]")
         return meta
 
 
@@ -88,9 +93,9 @@ class PutAnswer(NamedTuple):
     """Fields that all the keys have now, where tags were asked for."""
 
 
-def is_revision(value: object) -> bool:
+def is_revision(value: Any) -> bool:
     return (
         type(value) in (list, tuple)
-        and len(value) == 2  # pyright: ignore[reportArgumentType]
-        and all(type(part) is int and 0 <= part < 1 << 63 for part in value)  # pyright: ignore
+        and len(value) == 2
+        and all(type(part) is int and 0 <= part < 1 << 63 for part in value)
     )

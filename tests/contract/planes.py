@@ -7,7 +7,9 @@ except where a promise is about one kind.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,15 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import dataplane
-from dataplane.client.core import Joined
+from dataplane.client.core import Core
 from dataplane.client.effects import Verb
 from dataplane.client.sync import Client
 from dataplane.config import Config
 from dataplane.errors import DataplaneError
-from dataplane.host.folders import claim, plane_folders, remove_unowned, write_secret
+from dataplane.host.folders import plane_folders
 from dataplane.server.plane import PlaneServer
-from dataplane.server.process import new_plane_id
+from dataplane.server.process import new_plane_id, serve
 from dataplane.values.segments import open_segment
 from tests.deadline import eventually
 
@@ -51,6 +55,7 @@ class Plane:
     connect: Callable[[], Any]
     """Another client of the same plane and the same kind."""
     others: list[Any] = field(default_factory=list[Any])
+    _witness: Client | None = None
 
     @property
     def maps_segments(self) -> bool:
@@ -58,9 +63,33 @@ class Plane:
         return self.kind != "ray-remote"
 
     @property
-    def steps(self) -> bool:
-        """Whether the client is a `Client` of this process, whose verbs `step` can drive."""
-        return isinstance(self.client, Client)
+    def core(self) -> Core:
+        """What the client's verbs are made with, for `step`."""
+        return _bare(self.client)._core
+
+    @property
+    def witness(self) -> Client:
+        """A blocking client beside the one under test: its calls may be made in a step."""
+        if self._witness is None:
+            self._witness = dataplane.connect(self.name, config=self.settings)
+            self.others.append(self._witness)
+        return self._witness
+
+    def step(
+        self,
+        verb: Verb[Any],
+        *,
+        before: Callable[[Any], None] | None = None,
+        after: Callable[[Any, Any], None] | None = None,
+    ) -> Any:
+        """The result of a verb of the client's core, effect by effect.
+
+        `before` sees each effect before it is done; `after` sees it with what came of it, and may
+        raise, so that the verb sees that error instead.
+        """
+        client = _bare(self.client)
+        driven = client._drive(_watched(verb, before, after), self.deadline())
+        return _finished(self.client, driven)
 
     def another(self) -> Any:
         """A second client, closed with the plane."""
@@ -72,9 +101,16 @@ class Plane:
         """Bytes of extents in use in all value stores."""
         return sum(store["used_bytes"] for store in self.client.status()["values"].values())
 
+    def deadline(self) -> float:
+        """The deadline of a verb that begins now."""
+        return _bare(self.client)._deadline(None)
+
     def settle(self) -> None:
-        """Wait until the value stores have freed what the tag store says is dead."""
-        eventually(lambda: not self.client.status()["dead_blocks"], "dead blocks are freed")
+        """Wait until the value stores have freed what the tag store says is dead.
+
+        By the witness: the client under test may be in the middle of a step.
+        """
+        eventually(lambda: not self.witness.status()["dead_blocks"], "dead blocks are freed")
 
     def left_behind(self) -> list[Path]:
         """Files of this plane that are still there."""
@@ -83,25 +119,45 @@ class Plane:
         return [*SHM.glob(f"dataplane-*-{plane_id}"), *root.glob(plane_id)]
 
 
-def step(client: Client, verb: Verb[Any], before: Callable[[Any], None]) -> Any:
-    """The result of a verb of which `before` sees each effect before it is done."""
+def _bare(client: Any) -> Any:
+    """The Client or AsyncClient behind a face."""
+    if isinstance(client, Blocking):
+        return client.client
+    return client.here if isinstance(client, TwoNodes) else client
 
-    def seen() -> Generator[Any, Any, Any]:
-        try:
-            effect = verb.send(None)
-            while True:
-                before(effect)
-                try:
-                    value = yield effect
-                except BaseException as error:
-                    effect = verb.throw(error)
-                else:
-                    effect = verb.send(value)
-        except StopIteration as end:
-            return end.value
 
-    deadline = client._deadline(None)
-    return client._drive(seen(), deadline)
+def _finished(client: Any, result: Any) -> Any:
+    return client._run(result) if isinstance(client, Blocking) else result
+
+
+def _watched(
+    verb: Verb[Any],
+    before: Callable[[Any], None] | None,
+    after: Callable[[Any, Any], None] | None,
+) -> Generator[Any, Any, Any]:
+    try:
+        effect = verb.send(None)
+        while True:
+            try:
+                if before is not None:
+                    before(effect)
+                value = yield effect
+                if after is not None:
+                    after(effect, value)
+            except BaseException as error:
+                effect = verb.throw(error)
+            else:
+                effect = verb.send(value)
+    except StopIteration as end:
+        return end.value
+
+
+def break_connection(lane: Any) -> None:
+    """End the connection of a lane under its user's feet."""
+    if hasattr(lane, "channel"):
+        lane.channel._transport.abort()
+    else:
+        lane.connection._socket.shutdown(socket.SHUT_RDWR)
 
 
 # -- the kinds -------------------------------------------------------------------------------
@@ -157,12 +213,14 @@ def ray_remote(name: str, settings: dict[str, Any], node_id: str) -> Iterator[Pl
 
 
 def _until_destroyed(plane: Plane, owner: Client) -> Iterator[Plane]:
-    yield plane
-    for other in plane.others:
-        other.close()
-    if plane.client is not owner:
-        plane.client.close()
-    owner.close(destroy=True)
+    try:
+        yield plane
+    finally:
+        for other in plane.others:
+            other.close()
+        if plane.client is not owner:
+            plane.client.close()
+        owner.close(destroy=True)
     eventually(lambda: not plane.left_behind(), f"nothing is left of {plane.name}")
 
 
@@ -255,7 +313,10 @@ class TwoNodes:
         """What the verb says there."""
         import ray
 
-        result, error = ray.get(self.there.ask.remote(verb, args, named), timeout=90.0)
+        # torch's own format: plain pickle cannot carry tensors of the newest dtypes.
+        sent = io.BytesIO()
+        torch.save((args, named), sent)
+        result, error = ray.get(self.there.ask.remote(verb, sent.getvalue()), timeout=90.0)
         if error is not None:
             raise error
         return result
@@ -298,7 +359,8 @@ class OtherNode:
 
         return ray.get_runtime_context().get_node_id()
 
-    def ask(self, verb: str, args: Any, named: Any) -> tuple[Any, DataplaneError | None]:
+    def ask(self, verb: str, sent: bytes) -> tuple[Any, DataplaneError | None]:
+        args, named = torch.load(io.BytesIO(sent), weights_only=False)
         try:
             return getattr(self._client, verb)(*args, **named), None
         except DataplaneError as error:
@@ -316,25 +378,24 @@ class OtherNode:
 class ThreadPlane:
     """Both stores in a thread of this process: for tests that reach into a server."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, settings: dict[str, Any]) -> None:
-        self.config = Config(**settings)
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, settings: Any) -> None:
+        self.name = name
+        self.settings = {**settings, "host": "embedded"}
         self.loop = loop
-        self.folders = plane_folders(
-            "thread", new_plane_id(), self.config.runtime_dir, self.config.shm_dir
+        self.server: PlaneServer
+        up = threading.Event()
+        self._until = asyncio.Event()
+
+        def ready(server: PlaneServer) -> None:
+            self.server = server
+            up.set()
+
+        config = Config(**self.settings)
+        folders = plane_folders(name, new_plane_id(), config.runtime_dir, config.shm_dir)
+        self._serving = asyncio.run_coroutine_threadsafe(
+            serve(folders, config, ready=ready, until=self._until), loop
         )
-        self._ownership = claim(self.folders)
-        self._secret = os.urandom(32)
-        write_secret(self.folders, self._secret)
-        self.server = PlaneServer(self.folders, self.config, self._secret)
-        self.run(self._start())
-
-    async def _start(self) -> None:
-        await self.server.listen("plane.sock", self.config.tcp_host)
-        await self.server.serve_both("local")
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of work on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30.0)
+        assert up.wait(10.0)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """The result of a function on the server's loop."""
@@ -342,17 +403,11 @@ class ThreadPlane:
         async def work() -> Any:
             return function()
 
-        return self.run(work())
-
-    @property
-    def joined(self) -> Joined:
-        return Joined(
-            "thread", self.folders.plane_id, self._secret, self.server.address
-        )
+        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(30.0)
 
     def connect(self, **settings: Any) -> Client:
         """A blocking client."""
-        return Client(self.joined, self.config.model_copy(update=settings))
+        return dataplane.connect(self.name, config={**self.settings, **settings})
 
     def cut_connections(self) -> None:
         """Close every connection from the server's side."""
@@ -364,15 +419,14 @@ class ThreadPlane:
         self.call(cut)
 
     def close(self) -> None:
-        self.run(self.server.close())
-        self._ownership.release()
-        remove_unowned(self.folders)
+        self.call(self._until.set)
+        self._serving.result(30.0)
 
 
 @contextmanager
 def thread_plane(settings: dict[str, Any]) -> Iterator[ThreadPlane]:
     with running_loop() as loop:
-        plane = ThreadPlane(loop, settings)
+        plane = ThreadPlane(loop, f"thread-{os.getpid()}", settings)
         try:
             yield plane
         finally:

@@ -1,0 +1,98 @@
+"""Telling value stores which blocks are dead, again and again until they have heard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+from dataplane.server.connection import Connection
+from dataplane.tags.store import TagStore
+from dataplane.wire.frames import Body
+
+log = logging.getLogger("dataplane.tags")
+
+RETRY_S = 0.2
+
+
+class Values(Protocol):
+    """A value store as the tag store sees it."""
+
+    store_id: str
+    address: Body
+
+    def free(self, blocks: Sequence[int]) -> Awaitable[None]:
+        """Tell it that these blocks are dead; returns once it has heard."""
+        ...
+
+
+class RemoteValues:
+    """A value store at the other end of a connection."""
+
+    def __init__(self, store_id: str, address: Body, connection: Connection) -> None:
+        self.store_id = store_id
+        self.address = address
+        self.connection = connection
+
+    def free(self, blocks: Sequence[int]) -> Awaitable[None]:
+        return self.connection.ask("free", [list(blocks)])
+
+
+class Freeing:
+    """The value stores of a plane, and what each has not heard yet."""
+
+    def __init__(self, store: TagStore) -> None:
+        self.stores: dict[str, Values] = {}
+        self._store = store
+        self._unheard: dict[str, list[int]] = {}
+        self._telling: dict[str, asyncio.Task[Any]] = {}
+
+    @property
+    def unheard(self) -> int:
+        """Dead blocks that their stores were not told of, or have not confirmed."""
+        return len(self._store.dead) + sum(map(len, self._unheard.values()))
+
+    def register(self, values: Values) -> None:
+        """A value store is there; what it has not heard is told now."""
+        self.stores[values.store_id] = values
+        self.run()
+
+    def drop(self, store_id: str, block: int) -> None:
+        """Free a block that never had a row."""
+        self._unheard.setdefault(store_id, []).append(block)
+        self.run()
+
+    def run(self) -> None:
+        """Tell stores of what died since the last time."""
+        dead = self._store.dead
+        while dead:
+            placement = dead.popleft()
+            self._unheard.setdefault(placement.store, []).append(placement.block)
+        for store_id, blocks in self._unheard.items():
+            values = self.stores.get(store_id)
+            if blocks and values is not None and store_id not in self._telling:
+                task = asyncio.get_running_loop().create_task(self._tell(values))
+                self._telling[store_id] = task
+
+    async def _tell(self, values: Values) -> None:
+        store_id = values.store_id
+        try:
+            while True:
+                await asyncio.sleep(0)  # gather what this turn of the loop clears
+                blocks = self._unheard.get(store_id)
+                if not blocks or self.stores.get(store_id) is not values:
+                    return
+                told = len(blocks)
+                try:
+                    await values.free(blocks[:told])
+                except ConnectionError:
+                    return  # told again when it registers
+                except Exception as error:
+                    # Whatever failed there: nobody else knows that these bytes are dead.
+                    log.warning("value store %s did not free: %r", store_id, error)
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    del blocks[:told]
+        finally:
+            del self._telling[store_id]

@@ -1,0 +1,153 @@
+"""Answers to `list`: a walk over a cut of a partition, in slices, as columns for the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dataplane.errors import InvalidRequest
+from dataplane.server.slices import Slices, WorstSlice
+from dataplane.tags import listing
+from dataplane.tags.partition import Partition
+from dataplane.tags.query import Predicate, compile_where
+from dataplane.tags.rows import Chunk, Row
+from dataplane.tags.store import TagStore
+from dataplane.wire.frames import Body
+from dataplane.wire.messages import is_revision
+
+SMALL_SINCE = 4096
+"""Changed keys up to which a listing since a revision is answered in one go."""
+
+Packed = tuple[list[Any], list[Any], int]
+"""The body of an answer, the buffers that follow it, and their bytes."""
+
+
+async def list_partition(store: TagStore, body: Body, worst: WorstSlice) -> Packed:
+    """The answer to [partition_id, where, since, columns, limit]: all of one moment."""
+    partition_id, where, since, columns, limit = body
+    partition = store.partition(partition_id)
+    predicate = compile_where(where)
+    _check(since, columns, limit)
+    wanted = None if columns is None else frozenset(columns)
+    walk = _Walk(partition, predicate, wanted, limit, worst)
+    revision = (store.epoch, partition.revision)
+    cleared: list[str] = []
+    # What is older than this epoch, or than history, is answered with everything.
+    known = since is not None and since[0] == store.epoch and store.history.covers(since[1])
+    if known:
+        cleared = await _changes(store, partition, since[1], walk)
+    else:
+        await walk.chunks(partition.slots.cut())
+    head, buffers, nbytes = pack_pieces(walk.pieces)
+    return [revision, not known, cleared, *head], buffers, nbytes
+
+
+def _check(since: object, columns: object, limit: object) -> None:
+    if columns is not None and not (
+        isinstance(columns, list) and set(map(type, columns)) <= {str}  # pyright: ignore[reportUnknownArgumentType]
+    ):
+        raise InvalidRequest("columns is a list of tag names")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidRequest(f"limit is a number of rows, not {limit!r:.80}")
+    if since is not None and not is_revision(since):
+        raise InvalidRequest(f"since is the revision of an earlier answer, not {since!r:.80}")
+
+
+async def _changes(store: TagStore, partition: Partition, after: int, walk: _Walk) -> list[str]:
+    """Take the rows that changed after a revision; the keys that were cleared and stayed so."""
+    changes = list(store.history.since(partition.partition_id, after))
+    if sum(len(change.keys) for change in changes) <= SMALL_SINCE:
+        keys = dict.fromkeys(key for change in reversed(changes) for key in change.keys)
+        rows = [row for key in keys if (row := partition.row(key)) is not None]
+        walk.take(rows)
+        if len(rows) == len(keys):
+            return []
+        present = {row.key for row in rows}
+        return [key for key in keys if key not in present]
+    # Too many to gather in one go: the cut keeps the moment while others change the partition.
+    seen = await walk.chunks(partition.slots.cut(), newer_than=after)
+    cleared: dict[str, None] = {}
+    for change in changes:
+        if change.positions is not None:
+            cleared.update(dict.fromkeys(key for key in change.keys if key not in seen))
+            await walk.breathe()
+    return list(cleared)
+
+
+class _Walk(Slices):
+    """Gathers the pieces of one listing."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        predicate: Predicate,
+        wanted: frozenset[str] | None,
+        limit: int | None,
+        worst: WorstSlice,
+    ) -> None:
+        super().__init__(worst)
+        self.pieces: list[listing.Piece] = []
+        self._schema = partition.schema
+        self._predicate = predicate
+        self._wanted = wanted
+        self._left = limit
+
+    async def chunks(self, cut: Sequence[Chunk], newer_than: int | None = None) -> set[str]:
+        """Take the rows of a cut; with `newer_than` only newer ones, whose keys are returned."""
+        seen: set[str] = set()
+        whole = self._predicate.matches_all and newer_than is None
+        for chunk in cut:
+            if self._left is not None and self._left <= 0 and newer_than is None:
+                break
+            if whole and (self._left is None or chunk.live <= self._left):
+                for _ in listing.encode_chunk(chunk, self._wanted, self._schema):
+                    await self.breathe()
+                piece = listing.piece_of_chunk(chunk, self._wanted, self._schema)
+                self.pieces.append(piece)
+                if self._left is not None:
+                    self._left -= piece.rows
+            else:
+                rows = chunk.live_rows()
+                if newer_than is not None:
+                    rows = [row for row in rows if row.revision > newer_than]
+                    seen.update(row.key for row in rows)
+                self.take(rows)
+            await self.breathe()
+        return seen
+
+    def take(self, rows: Sequence[Row]) -> None:
+        """Take those of these rows that match, up to the limit."""
+        if not self._predicate.matches_all:
+            rows = [row for row in rows if self._predicate(row.tags)]
+        if self._left is not None:
+            rows = rows[: self._left]
+            self._left -= len(rows)
+        if rows:
+            self.pieces.append(listing.piece_of_rows(rows, self._wanted, self._schema))
+
+
+def pack_pieces(pieces: Sequence[listing.Piece]) -> Packed:
+    """A listing as [rows of each piece, field sets of each piece, columns] and its buffers.
+
+    A column is [name, [[kind, sizes of its buffers] per piece, or nil where it has none]].
+    """
+    names = dict.fromkeys(name for piece in pieces for name in piece.columns)
+    buffers: list[Any] = []
+    columns: list[Any] = []
+    total = 0
+    for name in names:
+        parts: list[Any] = []
+        for piece in pieces:
+            column = piece.columns.get(name)
+            if column is None:
+                parts.append(None)
+                continue
+            sizes = column.sizes()
+            for size, buffer in zip(sizes, column.buffers, strict=False):
+                if size > 0:
+                    buffers.append(buffer)
+                    total += size
+            parts.append([column.kind, sizes])
+        columns.append([name, parts])
+    head = [[piece.rows for piece in pieces], [piece.field_sets for piece in pieces], columns]
+    return head, buffers, total

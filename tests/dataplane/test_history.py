@@ -1,0 +1,128 @@
+"""History: what it keeps, from which revision on, and that it says so."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane.tags.history import Chain, Change, History
+
+
+def change(n: int, keys: int = 1, at: float = 0.0, partition_id: str = "p") -> Change:
+    return Change(n, at, partition_id, [f"k{n}.{i}" for i in range(keys)], None)
+
+
+def fill(history: History, changes: list[Change]) -> None:
+    """Append changes, forgetting after each what is beyond the bounds then."""
+    for each in changes:
+        history.append(each)
+        while history.expired(each.at):
+            pass
+
+
+def test_changes_since_a_revision_come_newest_first_and_without_it() -> None:
+    history = History()
+    fill(history, [change(n, partition_id="pq"[n % 2]) for n in range(1, 8)])
+    assert [c.n for c in history.since("p", 0)] == [6, 4, 2]
+    assert [c.n for c in history.since("q", 0)] == [7, 5, 3, 1]
+    assert [c.n for c in history.since("p", 4)] == [6]
+    assert [c.n for c in history.since("p", 3)] == [6, 4]
+    assert list(history.since("p", 6)) == []
+    assert list(history.since("p", 99)) == []
+    assert list(history.since("no such partition", 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("keys_of_changes", "kept", "floor", "size"),
+    [
+        ([], [], 0, 0),
+        ([10], [1], 0, 10),
+        ([4, 6], [1, 2], 0, 10),
+        ([4, 7], [2], 1, 7),
+        ([1] * 12, list(range(3, 13)), 2, 10),
+        ([3, 25], [2], 1, 25),  # the newest stays, however large
+        ([25, 1], [2], 1, 1),
+        ([3, 3, 3, 3, 9], [5], 4, 9),
+    ],
+)
+def test_history_is_bounded_by_the_number_of_changed_keys(
+    keys_of_changes: list[int], kept: list[int], floor: int, size: int
+) -> None:
+    history = History(max_changes=10)
+    fill(history, [change(n, keys) for n, keys in enumerate(keys_of_changes, 1)])
+    assert [c.n for c in reversed(list(history.since("p", 0)))] == kept
+    assert (history.floor, history.size) == (floor, size)
+
+
+@pytest.mark.parametrize(
+    ("now", "kept", "floor"),
+    [(20.0, [1, 2, 3, 4], 0), (60.0, [1, 2, 3, 4], 0), (60.5, [2, 3, 4], 1), (70.5, [4], 3),
+     (1e9, [4], 3)],
+)  # fmt: skip
+def test_history_is_bounded_by_age_and_the_newest_change_stays(
+    now: float, kept: list[int], floor: int
+) -> None:
+    history = History(max_age_s=60.0)
+    fill(history, [change(n, at=at) for n, at in enumerate([0.0, 10.0, 10.0, 20.0], 1)])
+    while history.expired(now):
+        pass
+    assert [c.n for c in reversed(list(history.since("p", 0)))] == kept
+    assert history.floor == floor
+    assert not history.covers(floor - 1)
+    assert history.covers(floor)
+
+
+def test_one_bound_holds_for_all_partitions_together() -> None:
+    history = History(max_changes=3)
+    fill(history, [change(1, partition_id="p"), *(change(n, partition_id="q") for n in (2, 3, 4))])
+    assert list(history.since("p", 0)) == []
+    assert [c.n for c in history.since("q", 0)] == [4, 3, 2]
+    assert history.floor == 1  # a listing of p since 0 cannot be told from changes any more
+
+
+def test_what_expired_is_handed_over_oldest_first() -> None:
+    history = History(max_changes=1)
+    changes = [change(n) for n in (1, 2, 3)]
+    for each in changes:
+        history.append(each)
+    assert [history.expired(0.0), history.expired(0.0), history.expired(0.0)] == [
+        changes[0], changes[1], None,
+    ]  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from("pq"), st.integers(1, 9), st.floats(0, 5)), max_size=40))
+def test_what_is_kept_is_a_suffix_within_the_bounds_and_the_floor_is_right_below_it(
+    steps: list[tuple[str, int, float]],
+) -> None:
+    history = History(max_changes=20, max_age_s=12.0)
+    now = 0.0
+    every: list[Change] = []
+    for n, (name, keys, gap) in enumerate(steps, 1):
+        now += gap
+        every.append(change(n, keys, now, name))
+        history.append(every[-1])
+        while history.expired(now):
+            pass
+        kept = sorted(
+            (c for name in "pq" for c in history.since(name, history.floor)), key=lambda c: c.n
+        )
+        assert kept == every[history.floor :]
+        assert history.size == sum(len(c.keys) for c in kept)
+        if len(kept) > 1:
+            assert history.size <= 20
+            assert now - kept[0].at <= 12.0
+        if history.floor:  # it forgets no more than it must
+            last = every[history.floor - 1]
+            assert history.size + len(last.keys) > 20 or now - last.at > 12.0
+
+
+def test_a_chain_is_its_parts_in_order_without_a_copy() -> None:
+    parts = [["a", "b"], [], ["c"]]
+    chain = Chain(parts)
+    assert list(chain) == ["a", "b", "c"]
+    assert len(chain) == 3
+    assert "c" in chain
+    assert "d" not in chain
+    assert chain.parts is parts
+    assert list(Chain([])) == []

@@ -1,0 +1,200 @@
+"""The journal: every change is in the file before it is made, whole, or it is not made."""
+
+from __future__ import annotations
+
+import resource
+import struct
+import subprocess
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataplane.errors import InternalError
+from dataplane.server.tag_service import TagService
+from dataplane.tags import journal as j
+from dataplane.tags.journal import FileJournal
+from dataplane.tags.store import TagStore
+from dataplane.wire.messages import PutMeta
+from tests.dataplane.audit import put
+
+HEAD = {"plane_id": "plane", "epoch": 3}
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[list[Any]]]:
+    """The header and records of a journal, every byte of which must belong to one."""
+    data = path.read_bytes()
+    assert data[:8] == b"DPJRNL\0\1"
+    records: list[Any] = []
+    at = 8
+    while at < len(data):
+        size, checksum = struct.unpack_from("<II", data, at)
+        record = data[at + 8 : at + 8 + size]
+        assert len(record) == size
+        assert zlib.crc32(record) == checksum
+        records.append(msgpack.unpackb(record))
+        at += 8 + size
+    return records[0], records[1:]
+
+
+@contextmanager
+def files_limited_to(nbytes: int) -> Iterator[None]:
+    """The kernel takes no byte beyond this size of a file. Python ignores the signal of it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_new_journal_says_which_plane_and_epoch_it_is_of(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = FileJournal(path, "plane", 3)
+    assert read(path) == (HEAD, [])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert journal.nbytes == path.stat().st_size
+    journal.close()
+
+
+def test_a_journal_never_goes_on_in_a_file_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    FileJournal(path, "plane", 3).close()
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError):
+        FileJournal(path, "plane", 4)
+    assert path.read_bytes() == before
+
+
+def test_records_come_back_in_order_and_are_in_the_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = FileJournal(path, "plane", 3)
+    changes = [
+        (j.PUT, 1, 12.5, ("client", b"meta", b"\x80", "v0", (1, 2, 4096, 10, b"t", 1, b"\1"))),
+        (j.PUT, 2, 12.75, ("client", b"meta", b"\x80", "", None)),
+        (j.CLEAR, 3, 13.0, ("train", ["a", "b"], None)),
+        (j.CLEAR, 4, 13.0, ("train", None, {"status": "done"})),
+        (j.REPACK, 4, 13.5, ("v0", 1, (2, 2, 8192, 10, b"t", 1, b"\1"), [(0, 7)])),
+        (j.STORE, 4, 14.0, ("v1", [None, ["10.0.0.1", 1]])),
+    ]
+    for number, change in enumerate(changes, 1):
+        journal.append(*change)
+        head, records = read(path)
+        assert head == HEAD
+        assert records == msgpack.unpackb(msgpack.packb(changes[:number]))
+        assert journal.nbytes == path.stat().st_size
+    journal.close()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.lists(st.binary(max_size=300), max_size=8), st.integers(0, 600))
+def test_a_journal_that_ran_full_ends_with_its_last_whole_record(
+    tmp_path: Path, bodies: list[bytes], room: int
+) -> None:
+    path = tmp_path / "journal"
+    path.unlink(missing_ok=True)
+    journal = FileJournal(path, "plane", 3)
+    whole: list[bytes] = []
+    with files_limited_to(journal.nbytes + room):
+        for body in bodies:
+            before = journal.nbytes
+            try:
+                journal.append(j.PUT, len(whole) + 1, 0.0, body)
+            except InternalError as error:
+                assert str(path) in str(error)  # noqa: PT017
+                assert journal.nbytes == before
+                break
+            whole.append(body)
+    assert read(path) == (HEAD, [[j.PUT, n, 0.0, body] for n, body in enumerate(whole, 1)])
+    journal.close()
+
+
+@pytest.mark.parametrize("room", [0, 1, 8, 50], ids=lambda n: f"{n} bytes left")
+def test_after_a_failed_write_the_journal_takes_no_further_change(
+    tmp_path: Path, room: int
+) -> None:
+    path = tmp_path / "journal"
+    journal = FileJournal(path, "plane", 3)
+    journal.append(j.PUT, 1, 0.0, b"first")
+    before = path.read_bytes()
+    with files_limited_to(len(before) + room):
+        with pytest.raises(InternalError, match="the change was not made") as first:
+            journal.append(j.PUT, 2, 0.0, b"x" * 100)
+        reason = str(first.value).rsplit(": ", 1)[1]
+        assert ("only part" in reason) == (room > 0)
+        with pytest.raises(InternalError, match="takes no more changes"):
+            journal.append(j.PUT, 2, 0.0, b"")
+    with pytest.raises(InternalError, match="takes no more changes") as later:
+        journal.append(j.PUT, 2, 0.0, b"")  # there is room again, and still
+    assert reason in str(later.value)
+    assert path.read_bytes() == before
+    journal.close()
+
+
+def test_a_full_disk_is_named_and_leaves_whole_records_only(tmp_path: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode:
+        pytest.skip(f"this user may not mount a tmpfs: {mounted.stderr.strip()}")
+    try:
+        journal = FileJournal(tmp_path / "journal", "plane", 3)
+        written = 0
+        with pytest.raises(InternalError, match=r"only part of a record|No space left"):  # noqa: PT012
+            for written in range(100):
+                journal.append(j.PUT, written + 1, 0.0, bytes(3000))
+        _, records = read(tmp_path / "journal")
+        assert [record[1] for record in records] == list(range(1, written + 1))
+        assert written > 10
+        journal.close()
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_change_that_cannot_be_journaled_is_not_made(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "journal", "plane", 1)
+    service = TagService(TagStore(1), journal, on_destroy=lambda: None, clock=lambda: 5.0)
+
+    def put_tags(number: int, key: str) -> Any:
+        meta = PutMeta("train", [key], 0, number, 0, None, None)
+        return service.put("c", meta.pack(), msgpack.packb({"n": number}), None, "")
+
+    put_tags(1, "a")
+    before = service.store.counts()
+    with files_limited_to(journal.nbytes):
+        for number, key in ((2, "a"), (3, "new")):
+            with pytest.raises(InternalError):
+                put_tags(number, key)
+    assert service.store.counts() == before
+    assert service.store.merged_tags("train", ["a", "new"]) == [{"n": 1}, {}]
+    with pytest.raises(InternalError):
+        put_tags(2, "a")  # until a restart, and a repetition is no way around it
+    assert put_tags(1, "a").revision == (1, 1)  # what was answered is answered again
+    journal.close()
+
+
+def test_the_journal_of_puts_says_what_the_store_holds(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = FileJournal(path, "plane", 1)
+    service = TagService(TagStore(1), journal, on_destroy=lambda: None, clock=lambda: 5.0)
+    for number in range(1, 20):
+        meta = PutMeta("train", [f"k{number % 5}"], 0, number, number - 1, None, None)
+        service.put("c", meta.pack(), msgpack.packb({f"t{number % 3}": number}), None, "")
+    replayed = TagStore(1)
+    for kind, n, at, (client_id, packed, tags, store_id, block) in read(path)[1]:
+        assert (kind, at, client_id, store_id, block) == (j.PUT, 5.0, "c", "", None)
+        meta = PutMeta.unpack(packed)
+        unpacked = [msgpack.unpackb(tags)]
+        assert put(replayed, meta.partition_id, meta.keys, tags=unpacked, now=at) == n
+    keys = [f"k{i}" for i in range(5)]
+    assert replayed.merged_tags("train", keys) == service.store.merged_tags("train", keys)
+    assert replayed.counts() == service.store.counts()
+    journal.close()

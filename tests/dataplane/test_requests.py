@@ -1,0 +1,155 @@
+"""Requests that are repeated: one effect, one answer, and an honest word when it is forgotten."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane.errors import AlreadyWritten, DataplaneError, OutcomeUnknown, RequestError
+from dataplane.server.tag_service import TagService
+from dataplane.tags.journal import FileJournal
+from dataplane.tags.requests import MAX_OPEN, ClientRequests
+from dataplane.tags.store import TagStore
+from dataplane.wire.messages import IF_ABSENT, RETRY, PutMeta
+
+
+def test_an_answer_is_recalled_until_its_number_is_settled() -> None:
+    requests = ClientRequests()
+    assert requests.recall(1, "c/1") is None
+    requests.remember(1, "one")
+    requests.remember(3, "three")
+    assert requests.recall(1, "c/1") == "one"
+    assert requests.recall(2, "c/2") is None
+    assert requests.recall(3, "c/3") == "three"
+    requests.settle(2)
+    assert requests.recall(3, "c/3") == "three"
+    for number in (1, 2):
+        with pytest.raises(OutcomeUnknown, match=f"c/{number}") as error:
+            requests.recall(number, f"c/{number}")
+        assert error.value.request_id == f"c/{number}"
+
+
+def test_settling_less_than_before_takes_nothing_back() -> None:
+    requests = ClientRequests()
+    requests.remember(7, "seven")
+    requests.settle(5)
+    requests.settle(2)
+    assert requests.floor == 5
+    with pytest.raises(OutcomeUnknown):
+        requests.recall(4, "c/4")
+    assert requests.recall(7, "c/7") == "seven"
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("settle"), st.integers(0, 60)),
+            st.tuples(st.just("remember"), st.integers(1, 60)),
+        ),
+        max_size=60,
+    )
+)
+def test_what_is_recalled_is_what_a_plain_dict_holds(steps: list[tuple[str, int]]) -> None:
+    requests, answers, floor = ClientRequests(), dict[int, str](), 0
+    for step, number in steps:
+        if step == "settle":
+            requests.settle(number)
+            floor = max(floor, number)
+        elif number > floor and number not in answers:
+            requests.remember(number, f"answer {number}")
+            answers[number] = f"answer {number}"
+    assert requests.answers == {n: a for n, a in answers.items() if n > floor}
+    for number in range(1, 61):
+        if number <= floor:
+            with pytest.raises(OutcomeUnknown):
+                requests.recall(number, "c")
+        else:
+            assert requests.recall(number, "c") == answers.get(number)
+
+
+@pytest.mark.parametrize("held", [0, 1, 8, 9, 500])
+def test_settling_a_huge_number_costs_no_more_than_what_is_held(held: int) -> None:
+    requests = ClientRequests()
+    for number in range(1, held + 1):
+        requests.remember(number, number)
+    requests.remember(1 << 61, "far")
+    started = time.process_time()
+    requests.settle(1 << 60)
+    assert time.process_time() - started < 1.0
+    assert requests.answers == {1 << 61: "far"}
+
+
+# -- the puts of a tag service
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> TagService:
+    journal = FileJournal(tmp_path / "journal", "plane", 1)
+    return TagService(TagStore(1), journal, on_destroy=lambda: None, clock=lambda: 0.0)
+
+
+def put_tags(
+    service: TagService,
+    number: int,
+    key: str,
+    *,
+    settled: int = 0,
+    flags: int = 0,
+    client: str = "c",
+) -> int:
+    meta = PutMeta("train", [key], flags, number, settled, None, None)
+    answer = service.put(client, meta.pack(), msgpack.packb({"n": number}), None, "")
+    return answer.revision[1]
+
+
+def test_a_repeated_put_has_one_effect_and_the_first_answer(service: TagService) -> None:
+    assert put_tags(service, 1, "a") == 1
+    assert put_tags(service, 2, "a") == 2
+    assert put_tags(service, 1, "a", flags=RETRY) == 1
+    assert service.store.n == 2
+    assert service.store.merged_tags("train", ["a"]) == [{"n": 2}]
+
+
+def test_a_repeated_put_that_must_be_the_first_is_answered_like_the_first(
+    service: TagService,
+) -> None:
+    assert put_tags(service, 1, "a", flags=IF_ABSENT) == 1
+    assert put_tags(service, 1, "a", flags=IF_ABSENT | RETRY) == 1
+    with pytest.raises(AlreadyWritten):
+        put_tags(service, 2, "a", flags=IF_ABSENT)
+
+
+def test_a_refused_put_leaves_its_number_free_for_a_repetition(service: TagService) -> None:
+    put_tags(service, 1, "a")
+    with pytest.raises(AlreadyWritten):
+        put_tags(service, 2, "a", flags=IF_ABSENT)
+    service.store.apply_clear("train", ["a"], 0.0)
+    assert put_tags(service, 2, "a", flags=IF_ABSENT) == 3
+
+
+def test_a_settled_number_is_never_put_again(service: TagService) -> None:
+    put_tags(service, 1, "a")
+    put_tags(service, 5, "b", settled=4)
+    for number in (1, 3):
+        with pytest.raises(OutcomeUnknown) as error:
+            put_tags(service, number, "late", flags=RETRY)
+        assert error.value.request_id == f"c/{number}"
+    assert service.store.n == 2
+    assert put_tags(service, 1, "late", client="another") == 3  # numbers are a client's own
+
+
+def test_a_put_whose_answer_could_not_be_kept_is_not_made(service: TagService) -> None:
+    open_number = 1  # never answered, so that nothing above it is settled
+    for number in range(open_number + 1, MAX_OPEN + open_number + 1):
+        service.store.client("c").remember(number, "answered")
+    before = service.store.counts(), service.journal.nbytes  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(DataplaneError, match="settle") as error:
+        put_tags(service, MAX_OPEN + 10, "a")
+    assert isinstance(error.value, RequestError)  # which says that nothing was changed
+    assert (service.store.counts(), service.journal.nbytes) == before  # pyright: ignore[reportAttributeAccessIssue]
+    assert put_tags(service, MAX_OPEN + 10, "a", settled=MAX_OPEN) == 1

@@ -1,0 +1,56 @@
+"""Planes of these tests, and folders in which they leave nothing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import planes
+from tests.faults.planes import Plane
+
+
+@pytest.fixture(scope="module")
+def roots() -> Iterator[dict[str, Path]]:
+    """Settings that put planes in folders of one test module; at the end nothing is left there."""
+    # Not pytest's own folder: a path of a unix socket has at most 107 bytes.
+    runtime = Path(tempfile.mkdtemp(prefix="dataplane-"))
+    shm = Path(tempfile.mkdtemp(prefix="dataplane-", dir="/dev/shm"))
+    yield {"runtime_dir": runtime, "shm_dir": shm}
+    left = sorted(os.listdir(runtime)), os.listdir(shm)
+    shutil.rmtree(runtime)
+    shutil.rmtree(shm)
+    assert left in (([], []), (["lock"], []))
+
+
+@pytest.fixture(scope="module")
+def plane(roots: dict[str, Path]) -> Iterator[Plane]:
+    """One plane for all tests of a module that leave it as it is."""
+    with ExitStack() as stack:
+        yield planes.start(stack, "shared", timeout_s=20, **roots)
+
+
+@pytest.fixture
+def own_plane(roots: dict[str, Path]) -> Iterator[Callable[..., Plane]]:
+    """Makes planes that one test may break."""
+    numbers = itertools.count(1)
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> Plane:
+            settings = {"timeout_s": 20, **roots, **settings}
+            return planes.start(stack, f"own-{next(numbers)}", **settings)
+
+        yield make
+
+
+@pytest.fixture
+def partition(request: pytest.FixtureRequest) -> str:
+    """A partition name that no other test uses."""
+    return request.node.nodeid.rpartition("::")[2]

@@ -1,0 +1,238 @@
+"""No call hangs: not on a plane that is stopped, not on one that is killed, not half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from dataplane.client.aio import AsyncClient
+from dataplane.client.connection import Connection
+from dataplane.client.sync import Client
+from dataplane.errors import DeadlineExceeded, PlaneLost, Unreachable
+from tests.deadline import eventually
+from tests.faults.planes import SMALL_STORE, Plane
+from tests.faults.processes import is_gone, state_of
+
+pytestmark = pytest.mark.faults
+
+SMALL = {"x": torch.tensor([1, 2, 3])}
+LARGE = {"x": torch.arange(100_000)}
+
+
+def view(client: Client, timeout: float | None) -> None:
+    with client.kv_view(["A"], "p", timeout=timeout):
+        pass
+
+
+VERBS: dict[str, Callable[[Client, float | None], Any]] = {
+    "put tags": lambda c, t: c.kv_put("B", "p", None, {"n": 1}, timeout=t),
+    "put small": lambda c, t: c.kv_put("B", "p", SMALL, timeout=t),
+    "put large": lambda c, t: c.kv_put("B", "p", LARGE, timeout=t),
+    "get": lambda c, t: c.kv_batch_get(["A"], "p", timeout=t),
+    "view": view,
+    "list": lambda c, t: c.kv_list("p", timeout=t),
+    "clear": lambda c, t: c.kv_clear(["B"], "p", timeout=t),
+    "clear where": lambda c, t: c.kv_clear(None, "p", where={"n": 1}, timeout=t),
+    "status": lambda c, t: c.status(timeout=t),
+}
+
+
+class Blocking:
+    """The verbs of an asyncio client for calls from any thread."""
+
+    def __init__(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        verb = getattr(self._client, name)
+        return lambda *a, **k: self._wait(verb(*a, **k))
+
+    @contextmanager
+    def kv_view(self, *arguments: Any, **named: Any) -> Generator[Any]:
+        viewing = self._client.kv_view(*arguments, **named)
+        rows = self._wait(viewing.__aenter__())
+        try:
+            yield rows
+        finally:
+            self._wait(viewing.__aexit__(None, None, None))
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+
+
+@contextmanager
+def client_of(plane: Plane, kind: str) -> Generator[Any]:
+    """A client that has used every connection that its verbs need."""
+    if kind == "sync":
+        with plane.another() as client:
+            yield client
+        return
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    client = Blocking(AsyncClient(plane.joined, plane.config), loop)
+    try:
+        yield client
+    finally:
+        client.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_every_verb_meets_its_deadline_on_a_stopped_plane_and_works_when_it_goes_on(
+    own_plane: Callable[..., Plane], kind: str
+) -> None:
+    plane = own_plane()
+    plane.client.kv_put("A", "p", LARGE)
+    with client_of(plane, kind) as fresh, client_of(plane, kind) as used:
+        for verb in VERBS.values():
+            verb(used, None)
+        plane.client.kv_clear(["B"], "p")
+        os.kill(plane.pid, signal.SIGSTOP)
+        eventually(lambda: state_of(plane.pid) == "T", "the plane is stopped")
+        try:
+            for client in (used, fresh):
+                for name, verb in VERBS.items():
+                    began = time.monotonic()
+                    # Unreachable where a new connection is needed: a blocking client has closed
+                    # the one whose answer did not come.
+                    with pytest.raises((DeadlineExceeded, Unreachable)) as silent:
+                        verb(client, 0.1)
+                    assert time.monotonic() - began < 1.5, name
+                    if client is used and (kind == "async" or name == "put tags"):
+                        assert isinstance(silent.value, DeadlineExceeded)
+                        assert 0.05 < silent.value.waited_s < 1.5
+        finally:
+            os.kill(plane.pid, signal.SIGCONT)
+        for client in (used, fresh):
+            for verb in VERBS.values():
+                verb(client, 20)
+    plane.client.kv_clear(None, "p", where={})
+    plane.comes_to(used_bytes=0, blocks_reserved=0, pins=0, waiting=0)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_every_verb_says_that_a_killed_plane_is_lost(
+    own_plane: Callable[..., Plane], kind: str
+) -> None:
+    plane = own_plane()
+    plane.client.kv_put("A", "p", LARGE)
+    with client_of(plane, kind) as fresh, client_of(plane, kind) as used:
+        for verb in VERBS.values():
+            verb(used, None)
+        os.kill(plane.pid, signal.SIGKILL)
+        eventually(lambda: is_gone(plane.pid), "the plane is dead")
+        for client in (used, fresh):
+            for name, verb in VERBS.items():
+                began = time.monotonic()
+                with pytest.raises(PlaneLost, match="own-1"):
+                    verb(client, None)
+                assert time.monotonic() - began < 1, name
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_every_verb_says_that_a_plane_that_was_ended_is_lost(
+    own_plane: Callable[..., Plane], kind: str
+) -> None:
+    plane = own_plane()
+    plane.client.kv_put("A", "p", LARGE)
+    with client_of(plane, kind) as fresh, client_of(plane, kind) as used:
+        for verb in VERBS.values():
+            verb(used, None)
+        plane.client.close(destroy=True)
+        eventually(lambda: is_gone(plane.pid), "the plane has ended")
+        assert not plane.folders.runtime.exists()
+        assert not plane.folders.segments.exists()
+        for client in (used, fresh):
+            for verb in VERBS.values():
+                with pytest.raises(PlaneLost, match="own-1"):
+                    verb(client, None)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_calls_under_way_say_within_a_second_that_their_plane_was_killed(
+    own_plane: Callable[..., Plane], kind: str
+) -> None:
+    plane = own_plane(**SMALL_STORE)
+    plane.fill()
+    found: list[tuple[float, Exception]] = []
+
+    def wait_for_room(client: Any, fields: dict[str, torch.Tensor]) -> None:
+        try:
+            client.kv_put("B", "p", fields, timeout=60)
+        except Exception as error:
+            found.append((time.monotonic(), error))
+
+    with client_of(plane, kind) as client:
+        threads = [
+            threading.Thread(target=wait_for_room, args=(client, fields))
+            for fields in (LARGE, {"x": torch.arange(10_000)}, LARGE)
+        ]
+        for thread in threads:
+            thread.start()
+        plane.comes_to(waiting=3)
+        killed = time.monotonic()
+        os.kill(plane.pid, signal.SIGKILL)
+        for thread in threads:
+            thread.join(10)
+    assert [type(error) for _, error in found] == [PlaneLost] * 3
+    assert max(at for at, _ in found) - killed < 1
+
+
+def test_a_socket_that_belongs_to_another_plane_now_is_a_lost_plane(
+    own_plane: Callable[..., Plane]
+) -> None:
+    first, second = own_plane(), own_plane()
+    first.client.kv_put("A", "p", SMALL)
+    first.client.close()
+    assert first.host is not None
+    first.host.stop()
+    # The secret is the same in this picture, as it could be for planes of one supervisor.
+    moved = Client(
+        type(first.joined)(
+            first.joined.name, first.joined.plane_id, second.joined.secret, second.joined.tags
+        ),
+        first.config,
+    )
+    with moved, pytest.raises(PlaneLost, match=second.joined.plane_id):
+        moved.kv_list("p")
+
+
+def test_a_put_whose_connection_breaks_after_it_was_published_has_one_effect(
+    monkeypatch: pytest.MonkeyPatch, own_plane: Callable[..., Plane]
+) -> None:
+    """The answer is lost, not the put: the client's repetition gets the first one's answer."""
+    plane = own_plane()
+    received = Connection._receive
+    lost: list[str] = []
+
+    def lose_one(self: Connection, *arguments: Any) -> Any:
+        answer = received(self, *arguments)
+        if not lost and answer[0].kind == 0:
+            lost.append("answer")
+            raise ConnectionResetError("lost by the test")
+        return answer
+
+    for fields in (None, SMALL, LARGE):
+        plane.client.kv_put("A", "p", fields, {"n": 0})  # every connection is there
+        before = plane.client.revision
+        used = plane.counts()["used_bytes"]
+        lost.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(Connection, "_receive", lose_one)
+            put = plane.client.kv_put("A", "p", fields, {"n": 1})
+        assert lost == ["answer"]
+        assert put.revision == (before.epoch, before.n + 1)
+        plane.comes_to(used_bytes=used, blocks_reserved=0)
