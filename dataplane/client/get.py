@@ -27,6 +27,7 @@ from dataplane.errors import (
 )
 from dataplane.fields import pad_value
 from dataplane.wire.channel import Broken
+from dataplane.wire.messages import LONGEST_WAIT_S
 
 if TYPE_CHECKING:
     import torch
@@ -366,7 +367,7 @@ def _copy_remote(
             which.astype(np.int32).tobytes(),
             starts.tobytes(),
             sizes.tobytes(),
-            max(deadline - time.monotonic(), 0.0),
+            min(max(deadline - time.monotonic(), 0.0), LONGEST_WAIT_S),
         ],
         into=into,
     )

@@ -21,6 +21,7 @@ from dataplane.types import KVBatchMeta, Tags
 from dataplane.wire.channel import Broken
 from dataplane.wire.messages import (
     IF_ABSENT,
+    LONGEST_WAIT_S,
     MUST_EXIST,
     RETRY,
     RETURN_TAGS,
@@ -296,4 +297,4 @@ def _seconds(deadline: float) -> float:
     if left <= 0:
         raise DeadlineExceeded("the deadline passed before the put was sent", waited_s=0.0)
     # The store gives up a little earlier, so that its reason arrives before the deadline.
-    return max(left - min(0.5, 0.1 * left), 0.0)
+    return min(left - min(0.5, 0.1 * left), LONGEST_WAIT_S)

@@ -13,14 +13,16 @@ import resource
 import secrets
 import socket
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any, cast
+
+import pyarrow
 
 from dataplane.config import Config
 from dataplane.errors import InternalError, InvalidRequest
 from dataplane.host.folders import Folders
 from dataplane.server.connection import Connection, Payload, Verb
 from dataplane.server.ports import LocalTags, LocalValues, RemoteTags
+from dataplane.server.spinner import Spinner
 from dataplane.server.tag_service import TagService
 from dataplane.server.value_service import TagPort, ValueService
 from dataplane.tags.history import History
@@ -32,10 +34,6 @@ from dataplane.wire import columns
 from dataplane.wire.address import Address
 from dataplane.wire.channel import Channel
 from dataplane.wire.frames import Body, Header
-
-SPIN_S = 50e-6
-MAX_REST = 256
-"""Requests after which a loop does not spin once spinning was in vain, at most."""
 
 
 class PlaneServer:
@@ -197,45 +195,6 @@ class PlaneServer:
             return
         loop = asyncio.get_running_loop()
         self._idle = loop.call_later(self.config.linger_s, self.ended.set)
-
-
-class Spinner:
-    """Keeps a loop awake for a moment after each request: the next one is often on its way.
-
-    Falling asleep and being woken costs several times what a small request does. When nothing
-    came while it looked, it looks more and more rarely.
-    """
-
-    __slots__ = ("_loop", "_pause", "_rest", "_served", "_spinning", "_until")
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._until = 0.0
-        self._spinning = False
-        self._served = False
-        self._pause = 0
-        self._rest = 0
-
-    def served(self) -> None:
-        """A request was served just now."""
-        if self._spinning:
-            self._served = True
-            self._until = perf_counter() + SPIN_S
-        elif self._rest:
-            self._rest -= 1
-        else:
-            self._spinning = True
-            self._served = False
-            self._until = perf_counter() + SPIN_S
-            self._loop.call_soon(self._look)
-
-    def _look(self) -> None:
-        if perf_counter() < self._until:
-            self._loop.call_soon(self._look)
-            return
-        self._spinning = False
-        self._pause = 0 if self._served else min(2 * self._pause + 4, MAX_REST)
-        self._rest = self._pause
 
 
 def prepare_process() -> None:

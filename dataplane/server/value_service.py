@@ -20,6 +20,7 @@ from dataplane.values.blocks import Extent
 from dataplane.values.repack import plan_repack
 from dataplane.values.store import ValueStore
 from dataplane.wire.frames import Body, Header
+from dataplane.wire.messages import LONGEST_WAIT_S
 
 log = logging.getLogger("dataplane.values")
 
@@ -352,7 +353,7 @@ def _only_local(connection: Connection) -> None:
 def _timeout(value: Any) -> float:
     if value is None:
         return ROOM_TIMEOUT_S
-    if type(value) not in (int, float) or not 0 <= value <= 86_400:
+    if type(value) not in (int, float) or not 0 <= value <= LONGEST_WAIT_S:
         raise InvalidRequest(f"a timeout is seconds up to a day, not {value!r:.80}")
     return float(value)
 

@@ -40,6 +40,9 @@ IF_ABSENT = 2
 RETURN_TAGS = 4
 RETRY = 8
 
+LONGEST_WAIT_S = 86_400.0
+"""What a store waits for room or for a reader at most, whatever the caller's deadline."""
+
 WireRevision = tuple[int, int] | list[int]
 
 

@@ -557,19 +557,18 @@ def test_8_a_put_into_a_full_store_says_who_fills_it_at_its_deadline(
     small = {**plane_settings, "capacity_bytes": 4 << 20, "segment_bytes": 4 << 20}
     with embedded_sync("full", small) as plane:
         client = plane.client
-        client.kv_put("oldest", "p", {"x": torch.zeros(700_000)})
-        for size in (400_000, 20_000):  # the first through a reservation, if it is that large
+        client.kv_put("oldest", "p", {"x": torch.zeros(1_000_000)})
+        for size in (500_000, 60_000):  # reserved, and through the socket
             started = time.monotonic()
             with pytest.raises(QuotaExceeded) as full:
-                client.kv_put("new", "p", {"x": torch.zeros(10, size)}, timeout=0.5)
+                client.kv_put("new", "p", {"x": torch.zeros(size)}, timeout=0.5)
             assert time.monotonic() - started < 1.5
             assert full.value.limit_bytes == 4 << 20
-            assert full.value.used_bytes >= 2_800_000
-            size_and_limit = (str(full.value.used_bytes), str(full.value.limit_bytes))
-            assert all(number in str(full.value) for number in size_and_limit[1:])
+            assert 4_000_000 <= full.value.used_bytes <= 4_010_000
+            assert f"{full.value.used_bytes} of {full.value.limit_bytes}" in str(full.value)
         assert client.kv_list("p").keys == ["oldest"]
         client.kv_clear(["oldest"], "p")
-        client.kv_put("new", "p", {"x": torch.zeros(700_000)})
+        client.kv_put("new", "p", {"x": torch.zeros(1_000_000)})
 
 
 def test_8_a_put_that_waits_for_room_is_served_when_another_client_clears(
