@@ -47,10 +47,8 @@ def init(config: Config | Mapping[str, Any] | None = None, *, name: str = "defau
         else:
             from dataplane.host import embedded
 
-            joined = embedded.attach(name, settings)
-            if joined is not None:
-                client = _client(joined, settings)
-            else:
+            client = _attached(embedded.attach(name, settings), settings)
+            if client is None:
                 started = embedded.start(name, settings)
                 atexit.register(started.stop)
 
@@ -61,6 +59,7 @@ def init(config: Config | Mapping[str, Any] | None = None, *, name: str = "defau
                 client = Client(
                     started.joined, settings, on_close=on_close
                 )
+        client.attach()
         _become_default(client)
         return client
 
@@ -78,6 +77,7 @@ def connect(
     settings = settings_of(config)
     with _lock:
         client = _client(join(name, address, settings), settings)
+        client.attach()
         _become_default(client)
         return client
 
@@ -240,6 +240,19 @@ def join(name: str, address: str | None, config: Config) -> Joined:
             "`dataplane serve`, or initialise Ray to join a cluster's"
         )
     return joined
+
+
+def _attached(joined: Joined | None, config: Config) -> Client | None:
+    """A client of a plane that was found, unless it has ended since."""
+    if joined is None:
+        return None
+    client = _client(joined, config)
+    try:
+        client.attach()
+    except PlaneLost:
+        client.close()
+        return None
+    return client
 
 
 def _become_default(client: Client) -> None:

@@ -208,6 +208,10 @@ class AsyncClient:
         """Whether `close` was called."""
         return self._closed
 
+    async def attach(self, *, timeout: float | None = None) -> None:
+        """See `Client.attach`."""
+        await self._channel(None, self._deadline(timeout))
+
     async def close(self, destroy: bool = False) -> None:
         """See `Client.close`. Connections of other event loops end with their loop."""
         if self._closed:
@@ -433,7 +437,9 @@ async def async_connect(
 
     settings = session.settings_of(config)
     joined = await asyncio.to_thread(session.join, name, address, settings)
-    return AsyncClient(joined, settings)
+    client = AsyncClient(joined, settings)
+    await client.attach()
+    return client
 
 
 _clients: weakref.WeakSet[AsyncClient] = weakref.WeakSet()

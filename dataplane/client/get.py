@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dataplane.client.core import Core, StoreView
 from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
 from dataplane.client.memory import Bytes
-from dataplane.client.put import FIRST_PAUSE_S, LAST_PAUSE_S, as_keys, refresh_stores
+from dataplane.client.put import FIRST_PAUSE_S, LAST_PAUSE_S, as_keys, list_of, refresh_stores
 from dataplane.client.reading import FieldRows, ReadPlan, Runs, merge, plan_read
 from dataplane.client.results import Rows
 from dataplane.errors import (
@@ -63,6 +63,9 @@ class GetOptions:
             raise InvalidRequest("out= and total= go with layout='packed'")
         if total is not None and (type(total) is not int or total < 0):
             raise InvalidRequest(f"total is a number of entries, not {total!r:.80}")
+        for what, given in (("out", out), ("trim", trim)):
+            if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] (user input)
+                raise InvalidRequest(f"{what} is a mapping of fields, not {type(given).__name__}")
         for name, cut in (trim or {}).items():
             if not (
                 isinstance(cut, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance] (user input)
@@ -148,7 +151,7 @@ def view_batch(
                     )
                 ids = plan.block_ids[plan.block_store == number]
                 release, missing = yield Hold(store, ids.tobytes())
-                gone += missing
+                gone += _places(plan, number, missing)
                 if release is None:
                     break
                 view = _View(release)
@@ -179,7 +182,7 @@ def _names(select_fields: Sequence[str] | None) -> list[str] | None:
         return None
     if isinstance(select_fields, str):
         raise InvalidRequest(f"select_fields is a list; give [{select_fields!r:.80}] for one")
-    names = list(select_fields)
+    names = list_of(select_fields, "select_fields")
     if len(set(names)) != len(names):
         raise InvalidRequest(f"select_fields names a field twice: {quote(names)}")
     return names
@@ -232,6 +235,9 @@ def _stores_of(core: Core, plan: ReadPlan) -> Verb[list[StoreView]]:
 def _trimmed(plan: ReadPlan, options: GetOptions) -> ReadPlan:
     if not options.trim:
         return plan
+    unknown = set(options.trim) - {rows.name for rows in plan.fields}
+    if unknown:
+        raise InvalidRequest(f"trim names fields that were not selected: {quote(sorted(unknown))}")
     from dataplane.codec.containers import trim_rows
 
     fields: list[FieldRows] = []
@@ -256,7 +262,7 @@ def _trimmed(plan: ReadPlan, options: GetOptions) -> ReadPlan:
 def _fetch(
     core: Core, plan: ReadPlan, data: Sequence[Bytes], deadline: float
 ) -> Verb[list[int]]:
-    """Fill `data` with the rows of each field; the blocks that were gone, if any."""
+    """Fill `data` with the rows of each field; which of the plan's blocks were gone, if any."""
     if not len(plan.block_ids):
         return []
     stores = yield from _stores_of(core, plan)
@@ -272,7 +278,7 @@ def _fetch(
         finally:
             yield Done(lane)
         if gone:
-            return gone
+            return _places(plan, number, gone)
     return []
 
 
@@ -391,8 +397,14 @@ def _copy_remote(
     return []
 
 
+def _places(plan: ReadPlan, number: int, ids: Sequence[int]) -> list[int]:
+    """Where a plan has these blocks of its store `number`; another store may use the same ids."""
+    found = (plan.block_store == number) & np.isin(plan.block_ids, ids)
+    return np.flatnonzero(found).tolist()
+
+
 def _vanished(partition_id: str, plan: ReadPlan, gone: Sequence[int]) -> KeyNotFound:
-    keys = _keys_of_blocks(plan, np.flatnonzero(np.isin(plan.block_ids, gone)))
+    keys = _keys_of_blocks(plan, np.array(gone))
     return KeyNotFound(
         f"the values of {quote(keys)} in partition {partition_id!r} were cleared or overwritten "
         f"{TRIES} times while they were read: list the partition and ask for what is there",

@@ -77,10 +77,14 @@ def put_batch(
     keys = as_keys(keys)
     if fields is None and tags is None:
         raise InvalidRequest("a put brings fields, tags or both")
-    if tags is not None and (isinstance(tags, Mapping) or len(tags) != len(keys)):
-        raise InvalidRequest(
-            f"{len(keys)} keys and {len(tags)} tags: give one mapping of tags per key, in order"
-        )
+    if tags is not None:
+        if isinstance(tags, Mapping):
+            raise InvalidRequest("tags are a list with one mapping per key, not one mapping")
+        tags = list_of(tags, "tags")
+        if len(tags) != len(keys):
+            raise InvalidRequest(
+                f"{len(keys)} keys and {len(tags)} tags: give one mapping of tags per key, in order"
+            )
     if len(set(keys)) != len(keys):
         seen: set[str] = set()
         twice = sorted({key for key in keys if key in seen or seen.add(key)})
@@ -102,14 +106,19 @@ def as_keys(keys: object) -> list[str]:
     """The keys of a call as a list; InvalidRequest for a lone string, which is a sequence too."""
     if isinstance(keys, str):
         raise InvalidRequest(f"keys are a list of strings; give [{keys!r:.80}] for one")
-    try:
-        listed = list(cast("Sequence[str]", keys))
-    except TypeError:
-        raise InvalidRequest(f"keys are a list, not {type(keys).__name__}") from None
+    listed = list_of(keys, "keys")
     for key in listed:
         if type(key) is not str:
             raise InvalidRequest(f"a key is a string, not {type(key).__name__}: {key!r:.80}")
     return listed
+
+
+def list_of(items: object, what: str) -> list[Any]:
+    """An argument that is to be a list, as one. InvalidRequest if it has no items."""
+    try:
+        return list(cast("Sequence[Any]", items))
+    except TypeError:
+        raise InvalidRequest(f"{what}: a list is wanted, not {type(items).__name__}") from None
 
 
 def flags_of(*, must_exist: bool, if_absent: bool, return_tags: bool) -> int:

@@ -59,7 +59,7 @@ def plan_read(keys: Sequence[str], answer: list[Any]) -> ReadPlan:
     revision, kept, names, schemas, stores, blobs, blocks, groups = answer
     templates = [_template(blob) for blob in blobs]
     store_of = np.frombuffer(blocks[0], np.uint16).astype(np.int32)
-    template_of = np.frombuffer(blocks[1], np.uint16)
+    template_of = np.frombuffer(blocks[1], np.uint32)
     rows_of = np.frombuffer(blocks[5], np.int32)
     lengths = np.frombuffer(blocks[6], np.int32)
     where = _Blocks(templates, template_of, rows_of, lengths)
@@ -88,7 +88,7 @@ class _Blocks:
     def __init__(
         self,
         templates: Sequence[Template],
-        template_of: npt.NDArray[np.uint16],
+        template_of: npt.NDArray[np.uint32],
         rows_of: Ints32,
         lengths: Ints32,
     ) -> None:

@@ -259,6 +259,14 @@ class Client:
         """The latest revision that this client has seen."""
         return self._core.seen
 
+    def attach(self, *, timeout: float | None = None) -> None:
+        """Connect to the plane now rather than with the first verb.
+
+        From here on the plane knows this client: one that is hosted by Ray does not end for want
+        of clients. PlaneLost if the plane is gone.
+        """
+        self._give_back(self._take(None, self._deadline(timeout)))
+
     def close(self, destroy: bool = False) -> None:
         """Let go of the plane; with `destroy` end it, for all of its clients. Repeatable."""
         if self._closed:

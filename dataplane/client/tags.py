@@ -8,7 +8,7 @@ from typing import Any
 
 from dataplane.client.core import Core
 from dataplane.client.effects import Ask, Pause, Verb
-from dataplane.client.put import FIRST_PAUSE_S, LAST_PAUSE_S, as_keys
+from dataplane.client.put import FIRST_PAUSE_S, LAST_PAUSE_S, as_keys, list_of
 from dataplane.client.results import Listing, unpack_listing
 from dataplane.errors import InvalidRequest, Unreachable
 from dataplane.tags.query import compile_where
@@ -51,7 +51,8 @@ def list_rows(
         isinstance(since, tuple) and len(since) == 2  # pyright: ignore[reportUnnecessaryIsInstance] (user input)
     ):
         raise InvalidRequest(f"since is the revision of an earlier answer, not {since!r:.80}")
-    body = [partition_id, _plain(where), since, None if columns is None else list(columns), limit]
+    names = None if columns is None else list_of(columns, "columns")
+    body = [partition_id, _plain(where), since, names, limit]
     answer = yield from ask_tags(core, "list", body, deadline)
     listing = unpack_listing(partition_id, answer.body, answer.payload)
     core.see(listing.revision)

@@ -77,8 +77,7 @@ class EmbeddedHost:
             return
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with contextlib.suppress(OSError):
-                    os.close(pipe.fileno())
+                pipe.close()  # nothing is buffered in it, so nothing is written
         # The parent reaps it; a wait here would fail, and Popen would warn.
         process.returncode = 0
 
@@ -142,7 +141,7 @@ def joined_by(record: Record, config: Config) -> Joined:
 def attach_address(address: str, config: Config) -> Joined:
     """The plane whose unix socket or runtime folder this is. PlaneLost if there is none."""
     path = address.removeprefix("unix:")
-    runtime = os.path.dirname(path) if not os.path.isdir(path) else path
+    runtime = os.path.dirname(path) if path.endswith(".sock") else path
     root, plane_id = os.path.split(os.path.abspath(runtime))
     folders = plane_folders("address", plane_id, root, config.shm_dir)
     record = read_record(folders)

@@ -42,6 +42,8 @@ from dataplane.wire.frames import (
 log = logging.getLogger("dataplane.server")
 
 GREETING_S = 5.0
+LAST_WORD_S = 1.0
+"""How long the reason for closing a connection may take to leave."""
 RECEIVE_BYTES = 256 << 10
 MAX_REFUSED_PAYLOAD = 64 << 20
 """Payload of a refused request that is read and dropped; above it the connection is closed."""
@@ -117,6 +119,8 @@ class Connection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._receive = _receive_buffer()
         self._partial = bytearray()
+        self._needed = 0
+        """Bytes of `_partial` from which on it is worth a look: a frame's head may come slowly."""
         self._payload: Payload | None = None
         self._payload_at = 0
         self._dropping = 0
@@ -151,9 +155,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._complete()
         elif self._partial:
             self._partial += self._receive[:nbytes]
-            data = self._partial
-            self._partial = bytearray()
-            self._feed(memoryview(data))
+            if len(self._partial) >= self._needed:
+                data = self._partial
+                self._partial = bytearray()
+                self._feed(memoryview(data))
         else:
             self._feed(self._receive[:nbytes])
         self.service.served()
@@ -191,6 +196,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _feed(self, data: memoryview) -> None:
         at, end = 0, len(data)
+        self._needed = PREFIX.size
         while at < end and not self.closed:
             if self._dropping:
                 drop = min(self._dropping, end - at)
@@ -205,6 +211,7 @@ class Connection(asyncio.BufferedProtocol):
                 if payload_bytes and not self.client_id:
                     raise Unauthenticated("prove the plane's secret first")
                 if end - at < PREFIX.size + header_bytes:
+                    self._needed = PREFIX.size + header_bytes
                     break
                 begin = at + PREFIX.size
                 header = parse_header(data[begin : begin + header_bytes])
@@ -409,4 +416,15 @@ class Connection(asyncio.BufferedProtocol):
         log.info("closing a connection (%s): %s", self.client_id or "no greeting", error)
         self.transport.write(failure(number, error))
         self.transport.close()
+        self.closed = True
+        # A peer that does not read would keep the connection, and what is on its way, for ever.
+        asyncio.get_running_loop().call_later(LAST_WORD_S, self.transport.abort)
+
+    def abort(self, why: str) -> None:
+        """Close from this side at once: nothing more of what was written leaves this process."""
+        if self.closed:
+            return
+        self._cut = True
+        log.info("aborting a connection (%s): %s", self.client_id or "no greeting", why)
+        self.transport.abort()
         self.closed = True

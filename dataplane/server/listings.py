@@ -33,18 +33,20 @@ async def list_partition(store: TagStore, body: Body, worst: WorstSlice) -> Pack
     revision = (store.epoch, partition.revision)
     cleared: list[str] = []
     # What is older than this epoch, or than history, is answered with everything.
-    known = since is not None and since[0] == store.epoch and store.history.covers(since[1])
-    if known:
-        cleared = await _changes(store, partition, since[1], walk)
-    else:
+    after: int | None = None
+    if since is not None and since[0] == store.epoch and store.history.covers(since[1]):
+        after = since[1]
+    if after is None:
         await walk.chunks(partition.slots.cut())
+    else:
+        cleared = await _changes(store, partition, after, walk)
     head, buffers, nbytes = pack_pieces(walk.pieces)
-    return [revision, not known, cleared, *head], buffers, nbytes
+    return [revision, after is None, cleared, *head], buffers, nbytes
 
 
-def _check(since: object, columns: object, limit: object) -> None:
+def _check(since: object, columns: list[Any] | None, limit: object) -> None:
     if columns is not None and not (
-        isinstance(columns, list) and set(map(type, columns)) <= {str}  # pyright: ignore[reportUnknownArgumentType]
+        type(columns) is list and set(map(type, columns)) <= {str}
     ):
         raise InvalidRequest("columns is a list of tag names")
     if limit is not None and (type(limit) is not int or limit < 0):

@@ -20,7 +20,7 @@ import pyarrow
 from dataplane.config import Config
 from dataplane.errors import InternalError, InvalidRequest
 from dataplane.host.folders import Folders
-from dataplane.server.connection import Connection, Payload, Verb
+from dataplane.server.connection import GREETING_S, Connection, Payload, Verb
 from dataplane.server.ports import LocalTags, LocalValues, RemoteTags
 from dataplane.server.spinner import Spinner
 from dataplane.server.tag_service import TagService
@@ -125,6 +125,7 @@ class PlaneServer:
                 0,
                 backlog=4096,
                 ssl=tls.server() if tls else None,
+                ssl_handshake_timeout=GREETING_S if tls else None,
             )
             self._servers.append(server)
             tcp = (tcp_host, int(server.sockets[0].getsockname()[1]))

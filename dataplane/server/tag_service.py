@@ -23,7 +23,7 @@ from dataplane.tags.query import compile_where
 from dataplane.tags.resolve import resolve
 from dataplane.tags.store import Doomed, TagStore
 from dataplane.types import Revision
-from dataplane.wire.frames import Body
+from dataplane.wire.frames import MAX_HEADER_BYTES, Body
 from dataplane.wire.messages import (
     IF_ABSENT,
     MUST_EXIST,
@@ -32,6 +32,9 @@ from dataplane.wire.messages import (
     PutAnswer,
     PutMeta,
 )
+
+MAX_ANSWERED_TAG_BYTES = MAX_HEADER_BYTES - (64 << 10)
+"""Merged tags that go back with one put: they travel in the answer's header."""
 
 
 class TagService:
@@ -97,6 +100,8 @@ class TagService:
             return answered.answer
         put = self._checked(meta, tags, block, store_id, begun)
         found = store.check_put(put)
+        if meta.flags & RETURN_TAGS:
+            self._check_answer_fits(put)
         now = self.clock()
         self.journal.append(j.PUT, store.n + 1, now, (client_id, packed, tags, store_id, block))
         n = store.apply_put(put, found, now)
@@ -143,6 +148,19 @@ class TagService:
             bool(meta.flags & IF_ABSENT),
             stamp,
         )
+
+    def _check_answer_fits(self, put: PutRows) -> None:
+        """Refuse a put, while nothing is done yet, whose merged tags are too much to send back."""
+        partition = self.store.partitions.get(put.partition_id)
+        nbytes = sum(put.tag_sizes or ())
+        if partition is not None:
+            nbytes += sum(row.tag_bytes for key in put.keys if (row := partition.row(key)))
+        if nbytes > MAX_ANSWERED_TAG_BYTES:
+            raise InvalidRequest(
+                f"the merged tags of {len(put.keys)} keys take up to {nbytes} bytes; at most "
+                f"{MAX_ANSWERED_TAG_BYTES} are sent back: leave out return_tags and list the keys, "
+                "or put fewer at a time"
+            )
 
     def _placement(self, store_id: str, block: Body) -> Placement:
         number, segment, offset, nbytes, blob, rows, lengths = block

@@ -242,7 +242,8 @@ class ValueService:
             async with asyncio.timeout(_timeout(timeout_s)):
                 await connection.reply_with(number, [[]], parts, int(size.sum()))
         except TimeoutError:
-            connection.cut(InvalidRequest("the read was not taken before its deadline"))
+            # What is still on its way must not leave once its pin has ended.
+            connection.abort("a read was not taken before its deadline")
         finally:
             self.store.unpin(pinned.handle, connection)
 
@@ -251,9 +252,12 @@ class ValueService:
     async def repack(self) -> bool:
         """Copy live rows out of mostly dead blocks; whether any block was emptied."""
         moved = False
-        for block, blob, rows, lengths, keep, positions, fields in (
-            await self.tags.repack_candidates(REPACK_BLOCKS)
-        ):
+        try:
+            candidates = await self.tags.repack_candidates(REPACK_BLOCKS)
+        except (DataplaneError, ConnectionError) as error:
+            log.warning("no block was repacked: %s", error)
+            return False
+        for block, blob, rows, lengths, keep, positions, fields in candidates:
             old = self.store.blocks.extent(block)
             if old is None:
                 continue
@@ -280,6 +284,10 @@ class ValueService:
                 await self.tags.repack(block, placement, moves)
                 self.store.blocks.publish(new.block)
                 moved = True
+            except (DataplaneError, ConnectionError) as error:
+                log.warning("block %d was not repacked: %s", block, error)
+                if new is not None:
+                    self.store.abort(new.block)
             finally:
                 self.store.unpin(pinned.handle, self)
         return moved

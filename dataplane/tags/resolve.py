@@ -167,7 +167,7 @@ class _BlockTable:
         stores: dict[str, int] = {}
         templates: dict[bytes, int] = {}
         store_of = array("H")
-        template_of = array("H")
+        template_of = array("I")
         ids = array("q")
         segments = array("I")
         offsets = array("q")

@@ -50,6 +50,8 @@ class ValueStore:
         self.repack: Callable[[], Awaitable[bool]] | None = None
         """Tries to free room by copying live rows out of mostly dead blocks; whether it did."""
         self._next_segment = 1
+        self._refused = ""
+        """Why the last segment that was wanted could not be made."""
         self._requests: deque[_Request] = deque()
         self._server: asyncio.Task[None] | None = None
         self._freed = asyncio.Event()
@@ -109,7 +111,7 @@ class ValueStore:
         used, limit = self.blocks.used_bytes, self.budget.capacity_bytes
         return QuotaExceeded(
             f"no room for {nbytes} bytes came free within {waited_s:g} s: {used} of {limit} bytes "
-            "are in use; clear rows that were consumed, or raise capacity_bytes",
+            "are in use; clear rows that were consumed, or raise capacity_bytes" + self._refused,
             used_bytes=used,
             limit_bytes=limit,
         )
@@ -148,10 +150,12 @@ class ValueStore:
             size = min(segment_size_for(nbytes, self.budget.segment_bytes), left)
             try:
                 await self._make_segment(max(size, needed))
+                self._refused = ""
                 return True
             except DataplaneError as error:
                 # The mount is fuller than its free space said; live with the segments there are.
                 log.warning("no new segment: %s", error)
+                self._refused = f"; no new segment could be made: {error}"
         return self.repack is not None and await self.repack()
 
     def _left(self) -> int:

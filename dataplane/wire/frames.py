@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from dataplane.errors import DataplaneError, InvalidRequest, to_wire
+from dataplane.errors import DataplaneError, InvalidRequest, quote, to_wire
 
 VERSION = 1
 MAGIC = b"DPF" + bytes([VERSION])
@@ -80,9 +80,21 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
     return Header(kind, number, body)
 
 
+def pack(value: object) -> bytes:
+    """The value as it travels. InvalidRequest if a part of it is nothing that msgpack can carry."""
+    try:
+        return msgpack.packb(value)
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{quote([error.object])} holds half a surrogate pair, so it is not valid Unicode"
+        ) from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"an argument cannot be sent: {error}") from None
+
+
 def frame(kind: str | int, number: int, body: Body, payload_bytes: int = 0) -> bytes:
     """Prefix and header of one frame; the sender appends `payload_bytes` of payload."""
-    header = msgpack.packb((kind, number, body))
+    header = pack((kind, number, body))
     if len(header) > MAX_HEADER_BYTES:
         raise InvalidRequest(
             f"keys, tags and row lengths of one request take {len(header)} bytes; at most "

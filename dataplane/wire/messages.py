@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from dataplane.errors import InvalidRequest
+from dataplane.wire.frames import pack
 
 MUST_EXIST = 1
 IF_ABSENT = 2
@@ -62,7 +63,7 @@ class PutMeta(NamedTuple):
     """Where the put began, if it knows."""
 
     def pack(self) -> bytes:
-        return msgpack.packb(tuple(self))
+        return pack(tuple(self))
 
     @classmethod
     def unpack(cls, packed: object) -> PutMeta:

@@ -158,7 +158,7 @@ def test_partitions_know_nothing_of_each_other(client: Any, partition: str) -> N
 )
 def test_an_absent_partition_is_named(client: Any, partition: str, verb: str) -> None:
     keys = () if verb == "kv_list" else (["k"],)
-    with pytest.raises(PartitionNotFound, match=partition) as absent:  # noqa: PT012
+    with pytest.raises(PartitionNotFound, match=partition) as absent:
         if verb == "kv_view":
             with client.kv_view(["k"], partition):
                 pass

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -614,7 +614,7 @@ def test_8_a_timeout_of_many_days_is_taken(client: Any, partition: str) -> None:
 class Canary:
     """Says so when somebody unpickles it."""
 
-    sung: list[int] = []
+    sung: ClassVar[list[int]] = []
 
     def __reduce__(self) -> Any:
         return (self.sung.append, (1,))

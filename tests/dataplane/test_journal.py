@@ -148,7 +148,7 @@ def test_a_full_disk_is_named_and_leaves_whole_records_only(tmp_path: Path) -> N
     try:
         journal = FileJournal(tmp_path / "journal", "plane", 3)
         written = 0
-        with pytest.raises(InternalError, match=r"only part of a record|No space left"):  # noqa: PT012
+        with pytest.raises(InternalError, match=r"only part of a record|No space left"):
             for written in range(100):
                 journal.append(j.PUT, written + 1, 0.0, bytes(3000))
         _, records = read(tmp_path / "journal")

@@ -61,7 +61,7 @@ def expected(rows: list[Row], partition: Partition, wanted: Any = None) -> list[
             free = template.first_free[template.index[name]]
             for dim, size in enumerate(column.dims):
                 if size < 0:
-                    size = sizes[free * placement.rows + at]  # noqa: PLW2901
+                    size = sizes[free * placement.rows + at]
                     free += 1
                 if dim == ragged:
                     lengths[name] = size
@@ -163,7 +163,8 @@ def test_lengths_are_along_the_dimension_of_the_schema_whatever_a_later_put_says
     sizes = array("i", [3, 5]).tobytes()  # 3 along the first dimension, 5 along the second
     put(store, P, ["a"], blocks.of([COLUMNS["w"]], 1, sizes))
     put(store, P, ["b"], blocks.of([COLUMNS["w"]._replace(ragged_dim=0)], 1, sizes))
-    put(store, P, ["c"], blocks.of([COLUMNS["w"]._replace(ragged_dim=0, dims=(-1, 5))], 1, sizes[:4]))
+    narrow = COLUMNS["w"]._replace(ragged_dim=0, dims=(-1, 5))
+    put(store, P, ["c"], blocks.of([narrow], 1, sizes[:4]))
     partition = store.partition(P)
     assert received(walk(partition)).lengths("w").tolist() == [5, 5, 5]
     rows = list(rows_of(store, P).values())
@@ -216,7 +217,7 @@ def test_a_column_is_one_array_however_its_chunks_keep_it(
     for part, value in zip(every, out, strict=True):
         cells = part.tolist()
         assert all(type(cell) is type(value) for cell in cells)
-        assert all(cell == value or cell != cell for cell in cells)  # noqa: PLR0124
+        assert all(cell == value or cell != cell for cell in cells)
     tags = [tag.get("v", ...) for tag in listing.tags]
     assert tags == [value for value in values for _ in range(CHUNK_ROWS)]
 
@@ -282,9 +283,7 @@ class Diff:
         self.touched |= set(gone)
 
     def check(self, where: dict[str, Any] | None = None, limit: int | None = None) -> None:
-        listing = self.client.kv_list(
-            self.partition_id, since=self.since, where=where, limit=limit
-        )
+        listing = self.client.kv_list(self.partition_id, since=self.since, where=where, limit=limit)
         assert not listing.full
         changed = {key: self.rows[key] for key in self.touched if key in self.rows}
         if where is not None:
@@ -360,7 +359,8 @@ def test_a_listing_since_a_revision_that_history_does_not_cover_is_full(embedded
 
 def test_a_listing_of_chosen_columns_carries_no_other(embedded: Client) -> None:
     name = "columns"
-    embedded.kv_batch_put(["a", "b"], name, {"x": torch.arange(6).view(2, 3)}, [{"v": 1, "w": 2}] * 2)
+    fields = {"x": torch.arange(6).view(2, 3)}
+    embedded.kv_batch_put(["a", "b"], name, fields, [{"v": 1, "w": 2}] * 2)
     for columns, names in (([], []), (["w"], ["w"]), (["w", "nope"], ["w"]), (None, ["v", "w"])):
         listing = embedded.kv_list(name, columns=columns)
         assert listing.tag_names == names

@@ -147,9 +147,9 @@ def test_a_put_whose_answer_could_not_be_kept_is_not_made(service: TagService) -
     open_number = 1  # never answered, so that nothing above it is settled
     for number in range(open_number + 1, MAX_OPEN + open_number + 1):
         service.store.client("c").remember(number, "answered")
-    before = service.store.counts(), service.journal.nbytes  # pyright: ignore[reportAttributeAccessIssue]
+    before = service.store.counts(), service.journal.nbytes
     with pytest.raises(DataplaneError, match="settle") as error:
         put_tags(service, MAX_OPEN + 10, "a")
     assert isinstance(error.value, RequestError)  # which says that nothing was changed
-    assert (service.store.counts(), service.journal.nbytes) == before  # pyright: ignore[reportAttributeAccessIssue]
+    assert (service.store.counts(), service.journal.nbytes) == before
     assert put_tags(service, MAX_OPEN + 10, "a", settled=MAX_OPEN) == 1

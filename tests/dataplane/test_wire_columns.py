@@ -76,8 +76,10 @@ CELLS = st.recursive(
     | st.integers(MIN_INT64, MAX_UINT64)
     | st.floats()
     | st.text(),
-    lambda inner: st.lists(inner.filter(lambda cell: cell is not ABSENT), max_size=3)
-    | st.dictionaries(st.text(), inner.filter(lambda cell: cell is not ABSENT), max_size=3),
+    lambda inner: (
+        st.lists(inner.filter(lambda cell: cell is not ABSENT), max_size=3)
+        | st.dictionaries(st.text(), inner.filter(lambda cell: cell is not ABSENT), max_size=3)
+    ),
     max_leaves=4,
 )
 COLUMNS = st.one_of(

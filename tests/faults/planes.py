@@ -38,6 +38,8 @@ class Plane:
     client: Client
     host: embedded.EmbeddedHost | None = None
     """The parent's side, where the plane is a child process."""
+    server: PlaneServer | None = None
+    """The server, where it is in this process."""
 
     @property
     def pid(self) -> int:
@@ -81,6 +83,11 @@ class Plane:
         """Undo `fill`."""
         self.client.kv_clear(["0", "1"], "full")
 
+    def content(self, key: str, partition: str) -> list[Any]:
+        """The values that occur in field x of a key."""
+        rows = self.client.kv_batch_get([key], partition, layout="list")
+        return rows.fields["x"][0].unique().tolist()
+
     def reads(self, key: str, partition: str) -> list[Any]:
         """Field x of a key."""
         return self.client.kv_batch_get([key], partition, layout="list").fields["x"][0].tolist()
@@ -122,7 +129,7 @@ def in_thread(name: str, **settings: Any) -> Iterator[Plane]:
         assert up.wait(10)
         joined = Joined(name, folders.plane_id, servers[0].secret, servers[0].address)
         with Client(joined, config) as client:
-            yield Plane(joined, folders, config, client)
+            yield Plane(joined, folders, config, client, server=servers[0])
     finally:
         loops[0].call_soon_threadsafe(ends[0].set)
         thread.join(10)

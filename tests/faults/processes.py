@@ -33,8 +33,12 @@ def state_of(pid: int) -> str:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
-    return state_of(pid) in ("", "Z", "X")
+    """Whether a process has ended with all of its threads, reaped or not."""
+    try:
+        # A first thread that has ended waits as a zombie for the others.
+        return state_of(pid) in ("", "Z", "X") and len(os.listdir(f"/proc/{pid}/task")) < 2
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 class Process:

@@ -5,6 +5,7 @@ Small mounts are real ones, so these tests need the right to mount.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -12,18 +13,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dataplane.client.aio import AsyncClient
 from dataplane.client.core import Joined
 from dataplane.client.sync import Client
 from dataplane.config import Config
 from dataplane.errors import InternalError, InvalidRequest, QuotaExceeded
 from dataplane.server.ports import LocalTags
+from tests.deadline import eventually
 from tests.faults import planes
 from tests.faults.planes import SEGMENT_ROOM, SMALL_STORE, MiB, Plane
 from tests.faults.processes import Process, Speaker, state_of
@@ -94,7 +97,7 @@ def test_a_plane_starts_with_what_a_small_mount_has_and_refuses_what_is_beyond(
     # No process died of it, and every row is as it was put.
     assert state_of(plane.pid) in ("R", "S")
     for i, key in enumerate(keys):
-        assert plane.client.kv_batch_get([key], "p").fields["x"].unique().tolist() == [i]
+        assert plane.content(key, "p") == [i]
     assert plane.client.kv_list("p").keys == keys
     plane.client.kv_clear(None, "p", where={})
     plane.client.kv_put("again", "p", row(MiB))
@@ -111,14 +114,14 @@ def test_a_put_larger_than_the_whole_store_is_refused_at_once_and_says_what_to_d
     assert (full.value.used_bytes, full.value.limit_bytes) == (0, 8 * MiB)
     # Up to the whole store is taken.
     plane.client.kv_put("A", "p", row(8 * MiB - 4096 - 64, 3))
-    assert plane.client.kv_batch_get(["A"], "p").fields["x"].unique().tolist() == [3]
+    assert plane.content("A", "p") == [3]
 
 
 def test_a_mount_too_small_for_a_segment_is_refused_by_name_and_left_clean(
     roots: dict[str, Path], mounted: Callable[[int], Path]
 ) -> None:
     shm = mounted(2 * MiB)
-    with pytest.raises(InvalidRequest) as refused, planes.ExitStack() as stack:
+    with pytest.raises(InvalidRequest) as refused, ExitStack() as stack:
         planes.start(stack, "tiny", runtime_dir=roots["runtime_dir"], shm_dir=shm)
     assert str(shm) in str(refused.value)
     assert "mount a larger tmpfs" in str(refused.value)
@@ -140,7 +143,7 @@ def test_a_mount_that_others_fill_is_an_error_in_words_and_not_a_signal(
         plane.client.kv_put("B", "p", row(3 * MiB), timeout=1.0)
     assert full.value.used_bytes < full.value.limit_bytes
     assert state_of(plane.pid) in ("R", "S")
-    assert plane.client.kv_batch_get(["A"], "p").fields["x"].unique().tolist() == [7]
+    assert plane.content("A", "p") == [7]
     filler.unlink()
     plane.client.kv_put("B", "p", row(3 * MiB))
 
@@ -179,7 +182,29 @@ def test_a_put_that_waits_for_room_is_served_when_another_client_clears(
         plane.client.kv_clear(["0"], "full")
         cleared = plane.client.revision.n
         assert writer.says(5) > cleared
-    assert plane.client.kv_batch_get([f"late{nbytes}"], "p").fields["x"].unique().tolist() == [7]
+    assert plane.content(f"late{nbytes}", "p") == [7]
+
+
+@pytest.mark.parametrize("settings", [{}, {"same_node_reads": False}], ids=["mapped", "sent"])
+async def test_a_put_that_waits_for_room_stops_no_other_call_of_its_client(
+    own_plane: Callable[..., Plane], settings: dict[str, Any]
+) -> None:
+    plane = await asyncio.to_thread(own_plane, **SMALL_STORE)
+    await asyncio.to_thread(plane.fill)
+    client = AsyncClient(plane.joined, plane.config.model_copy(update=settings))
+    puts = [
+        asyncio.create_task(client.kv_put(f"A{nbytes}", "p", row(nbytes)))
+        for nbytes in (1000, MiB)
+    ]
+    # One connection may hold all puts up; they are then not all in the store's queue.
+    await asyncio.to_thread(
+        eventually, lambda: plane.counts()["waiting"] > 0, "a put waits for room"
+    )
+    assert (await client.kv_batch_get(["0"], "full")).keys == ["0"]
+    assert await client.kv_clear(["0"], "full") == 1
+    for put in puts:
+        await put
+    await client.close()
 
 
 def test_puts_that_wait_are_served_in_the_order_in_which_they_came(
@@ -187,17 +212,17 @@ def test_puts_that_wait_are_served_in_the_order_in_which_they_came(
 ) -> None:
     plane = own_plane(**SMALL_STORE)
     plane.fill()
-    with (
-        Process(put_when_there_is_room, plane.joined, plane.config, SEGMENT_ROOM - 64) as first,
-        Process(put_when_there_is_room, plane.joined, plane.config, 1000) as second,
-    ):
-        assert (first.says(), plane.comes_to(waiting=1)) == ("ready", None)
-        assert (second.says(), plane.comes_to(waiting=2)) == ("ready", None)
-        plane.client.kv_clear(["0"], "full")
-        assert first.says() > plane.client.revision.n
-        plane.comes_to(waiting=1)
-        plane.client.kv_clear(["1"], "full")
-        assert second.says() > plane.client.revision.n
+    with ExitStack() as stack:
+        waiting: list[Process] = []
+        for nbytes in (SEGMENT_ROOM - 64, 1000):
+            process = Process(put_when_there_is_room, plane.joined, plane.config, nbytes)
+            waiting.append(stack.enter_context(process))
+            assert process.says() == "ready"
+            plane.comes_to(waiting=len(waiting))
+        for i, process in enumerate(waiting):
+            plane.client.kv_clear([str(i)], "full")
+            assert process.says() > plane.client.revision.n
+            plane.comes_to(waiting=1 - i)
 
 
 def test_a_put_that_gives_up_waiting_leaves_its_place_to_the_next(

@@ -7,6 +7,7 @@ connection. What the store itself cuts off may still be written to, so it is nev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import mmap
 import os
@@ -537,14 +538,27 @@ def test_a_remote_reader_that_vanishes_ends_its_pin_and_harms_no_segment(remote:
     assert remote.segments() == before
 
 
-def test_a_remote_reader_that_does_not_read_loses_its_pin_at_its_deadline(remote: Plane) -> None:
+def test_a_remote_reader_that_does_not_read_loses_its_pin_at_its_deadline_and_gets_no_more(
+    remote: Plane, partition: str
+) -> None:
+    nbytes = 32 * MiB
+    remote.client.kv_put("A", partition, {"x": torch.full((nbytes,), 1, dtype=torch.uint8)})
+    remote.comes_to(blocks=1)
     with Raw.greeted(remote.joined, tcp=True) as raw:
-        raw.request("read", read_request([1], 32 * MiB, 0.2))
+        raw.request("read", read_request([2], nbytes, 0.2))
         remote.comes_to(pins=1)
         remote.comes_to(pins=0)
-        with pytest.raises(ConnectionResetError):  # noqa: PT012
-            while True:
-                raw.receive()
+        # The bytes are somebody else's now; what the reader still gets is none of them.
+        remote.client.kv_clear(["A"], partition)
+        remote.comes_to(used_bytes=0)
+        for key in "BC":
+            remote.client.kv_put(key, partition, {"x": torch.full((nbytes,), 2, dtype=torch.uint8)})
+        received = bytearray()
+        with contextlib.suppress(ConnectionResetError):
+            while piece := raw.socket.recv(MiB):
+                received += piece
+    assert len(received) < nbytes
+    assert set(received[1000:]) <= {1}
     assert remote.client.status()["clients"] == 1
 
 
