@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -20,3 +21,16 @@ def eventually(condition: Callable[[], Result], what: str, *, within_s: float = 
             return result
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
         time.sleep(POLL_S)
+
+
+async def eventually_async(
+    condition: Callable[[], Awaitable[Result]], what: str, *, within_s: float = 10.0
+) -> Result:
+    """The first true result of the condition, while other tasks of the loop run."""
+    deadline = time.monotonic() + within_s
+    while True:
+        result = await condition()
+        if result:
+            return result
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        await asyncio.sleep(POLL_S)

@@ -11,15 +11,19 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dataplane.client.connection import Connection, connect
 from dataplane.client.core import Core, Joined, StoreView, settle_in_child
 from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
-from dataplane.client.get import GetOptions, Layout, Pad, get_batch, view_batch
+from dataplane.client.get import GetOptions, Layout, Pad, get_batch
+from dataplane.client.pins import Pins
 from dataplane.client.put import flags_of, put_batch, put_row
 from dataplane.client.results import Listing, Rows
-from dataplane.client.tags import Where, ask_tags, clear_rows, list_rows, plane_status
+from dataplane.client.retry import ask_again
+from dataplane.client.tags import Where, clear_rows, list_rows, plane_status
+from dataplane.client.view import view_batch
 from dataplane.config import Config
 from dataplane.errors import (
     DataplaneError,
@@ -30,7 +34,7 @@ from dataplane.errors import (
 )
 from dataplane.types import KVBatchMeta, Revision
 from dataplane.wire.address import Address
-from dataplane.wire.channel import Channel
+from dataplane.wire.channel import Answer, Channel
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +46,52 @@ INLINE_BYTES = 256 << 10
 """Work on fewer bytes is done on the event loop; more goes to a thread."""
 
 
+_UNDONE_BY = {"reserve": "abort", "pin": "unpin"}
+"""What gives back that which a request takes. The channel stays, so it would be held for ever."""
+
+
+def _abandon(channel: Channel, verb: str, answer: asyncio.Future[Answer]) -> None:
+    """Leave a request whose caller waits no longer: neither its room nor its bytes may linger."""
+    if verb == "put_block" and channel.is_sending():
+        # What is left to send is nobody's wish, and lies in memory that may change from now on.
+        channel.abort()
+    undo = _UNDONE_BY.get(verb)
+    if undo is None:
+        return
+
+    def answered(future: asyncio.Future[Answer]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            channel.tell(undo, [future.result().body[0]])
+
+    answer.add_done_callback(answered)
+
+
+def _let_go(pinning: asyncio.Future[tuple[Callable[[], None] | None, list[int]]]) -> None:
+    """Release a pin that came too late for who asked for it."""
+    if not pinning.cancelled() and pinning.exception() is None:
+        release, _ = pinning.result()
+        if release is not None:
+            release()
+
+
 class _Loop:
     """The connections of one event loop."""
 
     def __init__(self) -> None:
         self.channels: dict[tuple[Address, bool], asyncio.Task[Channel]] = {}
         """By address, and whether it is for puts whose payload may have to wait."""
+        self.end = self._end()
+
+    async def _end(self) -> AsyncGenerator[None]:
+        """Closes the connections. A loop that ends closes the generators that it has begun."""
+        try:
+            yield
+        finally:
+            for task in self.channels.values():
+                if task.done() and not task.cancelled() and task.exception() is None:
+                    task.result().close()
+                else:
+                    task.cancel()
 
 
 class AsyncClient:
@@ -68,7 +112,8 @@ class AsyncClient:
         self._lock = threading.Lock()  # guards the table of loops
         self._closed = False
         self._copies: set[asyncio.Future[Any]] = set()
-        self._held: dict[Channel, int] = {}
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._pins = Pins(self._connect_blocking)
         _clients.add(self)
 
     # -- verbs -------------------------------------------------------------------------------
@@ -220,7 +265,7 @@ class AsyncClient:
             if destroy:
                 deadline = self._deadline(5.0)
                 try:
-                    await self._drive(ask_tags(self._core, "destroy", [], deadline), deadline)
+                    await self._drive(ask_again(self._core, "destroy", [], deadline), deadline)
                 except (PlaneLost, Unreachable, DeadlineExceeded):
                     pass  # it is gone already
         finally:
@@ -230,13 +275,8 @@ class AsyncClient:
                 await asyncio.wait(set(self._copies))
             mine = self._loops.pop(asyncio.get_running_loop(), None)
             if mine is not None:
-                for task in mine.channels.values():
-                    if task.done() and not task.cancelled() and task.exception() is None:
-                        # One with pins of views goes with the last tensor over them.
-                        if not self._held.get(task.result()):
-                            task.result().close()
-                    else:
-                        task.cancel()
+                await mine.end.aclose()
+            self._pins.close()
             for store in self._core.stores.values():
                 if store.mappings is not None:
                     store.mappings.close()
@@ -292,10 +332,15 @@ class AsyncClient:
                 # A put that waits for room there stops what comes after it on its connection.
                 alone = verb == "put_block" and at.mappings is None
                 channel = await self._channel(at, deadline, puts=alone)
+            answer = channel.send(verb, body, payload, size, into)
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    return await channel.call(verb, body, payload, size, into)
+                    return await (asyncio.shield(answer) if verb in _UNDONE_BY else answer)
+            except (asyncio.CancelledError, DataplaneError):
+                _abandon(channel, verb, answer)
+                raise
             except TimeoutError:
+                _abandon(channel, verb, answer)
                 waited = time.monotonic() - started
                 raise DeadlineExceeded(
                     f"{verb} was not answered within {waited:.3f} s", waited_s=waited
@@ -323,8 +368,11 @@ class AsyncClient:
         loop = asyncio.get_running_loop()
         with self._lock:
             mine = self._loops.get(loop)
+            begins = mine is None
             if mine is None:
                 mine = self._loops[loop] = _Loop()
+        if begins:
+            await anext(mine.end)
         address = self._core.joined.tags if store is None else store.address
         task = mine.channels.get((address, puts))
         if task is None or (
@@ -372,29 +420,20 @@ class AsyncClient:
     async def _hold(
         self, store: StoreView, blocks: bytes, deadline: float
     ) -> tuple[Callable[[], None] | None, list[int]]:
-        channel = await self._channel(store, deadline)
-        loop = asyncio.get_running_loop()
-        answer = await self._do(Ask(channel, "pin", [blocks]), deadline, time.monotonic())
-        handle, gone = answer.body
-        if gone:
-            return None, gone
+        # Not on a channel of this loop: tensors of the view may outlive it.
+        pinning = asyncio.get_running_loop().run_in_executor(
+            None, self._pins.pin, store, blocks, deadline
+        )
+        try:
+            return await asyncio.shield(pinning)
+        except asyncio.CancelledError:
+            pinning.add_done_callback(_let_go)
+            raise
 
-        self._held[channel] = self._held.get(channel, 0) + 1
-
-        def unpin() -> None:
-            channel.tell("unpin", [handle])
-            self._held[channel] -= 1
-            if not self._held[channel]:
-                del self._held[channel]
-                if self._closed:
-                    channel.close()
-
-        def release() -> None:
-            # The last tensor may die in any thread, or after the loop.
-            with suppress(RuntimeError):  # the loop is closed, and its connections with it
-                loop.call_soon_threadsafe(unpin)
-
-        return release, []
+    def _connect_blocking(self, store: StoreView, deadline: float) -> Connection:
+        connection = connect(self._core, store, deadline)
+        self._open.add(connection)
+        return connection
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         """Run work in a thread; a cancelled caller still waits until the thread has stopped.
@@ -421,6 +460,10 @@ class AsyncClient:
                     fd = task.result().fileno()
                     if fd >= 0:
                         os.close(fd)
+        for connection in list(self._open):
+            connection.close_in_child()
+        self._open = weakref.WeakSet()
+        self._pins = Pins(self._connect_blocking)
         self._loops = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._core.new_identity()

@@ -6,6 +6,7 @@ No thread stands between caller and socket: a hand-over costs more than the whol
 from __future__ import annotations
 
 import os
+import select
 import socket
 import ssl
 import struct
@@ -14,9 +15,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dataplane.client.core import Core, StoreView
 from dataplane.errors import (
+    DataplaneError,
     DeadlineExceeded,
     InternalError,
+    PlaneLost,
     Unauthenticated,
     Unreachable,
     from_wire,
@@ -35,10 +39,13 @@ from dataplane.wire.frames import (
     parse_prefix,
 )
 
+CONNECT_PAUSE_S = 0.02
 RECEIVE_BYTES = 64 << 10
 SPIN_S = 100e-6
 MAX_REST = 256
 """Calls that do not spin after spinning was in vain, at most."""
+BATCH_BYTES = 16 << 20
+"""Sent in one go; in between it is heard whether the rest is refused."""
 MAX_PIECES = 512
 """Buffers per sendmsg; the kernel takes 1024."""
 
@@ -93,9 +100,17 @@ class Connection:
             sock.settimeout(_left(deadline))
             sock.connect(target)
             if tls is not None and sock.family != socket.AF_UNIX:
-                sock = tls.client().wrap_socket(sock)
+                try:
+                    sock = tls.client().wrap_socket(sock)
+                except ssl.SSLError as error:
+                    raise Unauthenticated(f"TLS with {address} failed: {error}") from error
             connection = cls(sock)
-            challenge = connection._challenge(deadline)
+            try:
+                challenge = connection._challenge(deadline)
+            except (ssl.SSLError, ConnectionError) as error:
+                if tls is None or connection.local:
+                    raise
+                raise Unauthenticated(tls.refused(address)) from error
             mine = os.urandom(auth.CHALLENGE_BYTES)
             proof = auth.client_proof(secret, challenge, mine)
             hello = [client_id, "client", plane_id, mine, proof]
@@ -131,8 +146,9 @@ class Connection:
         self._number += 1
         started = time.monotonic()
         try:
-            self._send(frame(verb, self._number, body, payload_bytes), payload, deadline)
+            whole = self._send(frame(verb, self._number, body, payload_bytes), payload, deadline)
             header, data = self._receive(deadline, into)
+            self.usable = whole
         except (TimeoutError, BlockingIOError):
             self.usable = False
             waited = time.monotonic() - started
@@ -162,6 +178,12 @@ class Connection:
             self.usable = False
             raise Broken(str(error)) from error
 
+    def is_quiet(self) -> bool:
+        """Whether an idle connection is open: at its end, the socket has something to say."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
     def close(self) -> None:
         self.usable = False
         self._socket.close()
@@ -173,31 +195,31 @@ class Connection:
         if fd >= 0:
             os.close(fd)
 
-    def _send(self, head: bytes, payload: Sequence[Any], deadline: float) -> None:
+    def _send(self, head: bytes, payload: Sequence[Any], deadline: float) -> bool:
+        """Whether all of it was sent: not if an answer comes before, which can but refuse."""
         sock = self._socket
         self._arm(deadline)
         if not payload:
             sock.sendall(head)
-            return
-        if self._tls:
-            sock.sendall(head)
-            for piece in payload:
-                sock.sendall(piece)
-            return
-        pieces: list[Any] = [head, *payload]
-        at = 0
-        while at < len(pieces):
-            batch = pieces[at : at + MAX_PIECES]
-            sent = sock.sendmsg(batch)
-            for piece in batch:
-                if sent < len(piece):
-                    break
-                sent -= len(piece)
-                at += 1
-            if sent:
-                pieces[at] = memoryview(pieces[at])[sent:]
-            if at < len(pieces):
-                self._arm(deadline)
+            return True
+        pieces = deque([head, *payload])
+        while True:
+            batch, left = _batch(pieces)
+            if self._tls:
+                for piece in batch:
+                    sock.sendall(piece)
+            else:
+                sent = sock.sendmsg(batch)
+                while sent < sum(map(len, batch)):
+                    # The deadline's part of the kernel's time is over, or a signal came.
+                    batch = _rest(batch, sent)
+                    self._arm(deadline)
+                    sent = sock.sendmsg(batch)
+            if not left:
+                return True
+            if not self.is_quiet():
+                return False
+            self._arm(deadline)
 
     def _receive(self, deadline: float, into: Alloc | None) -> tuple[Header, memoryview]:
         view = self._view
@@ -279,6 +301,68 @@ class Connection:
 
 
 _TIMEVAL = struct.Struct("ll")
+
+
+def _batch(pieces: deque[Any]) -> tuple[list[Any], int]:
+    """The next buffers to send, taken from the pieces; how many pieces are left."""
+    batch: list[Any] = []
+    room = BATCH_BYTES
+    while pieces and room and len(batch) < MAX_PIECES:
+        piece = pieces.popleft()
+        if len(piece) > room:
+            view = memoryview(piece)
+            pieces.appendleft(view[room:])
+            piece = view[:room]
+        room -= len(piece)
+        batch.append(piece)
+    return batch, len(pieces)
+
+
+def _rest(batch: list[Any], sent: int) -> list[Any]:
+    """What of the buffers follows the first bytes."""
+    rest: list[Any] = []
+    for piece in batch:
+        if sent < len(piece):
+            rest.append(memoryview(piece)[sent:] if sent else piece)
+            sent = 0
+        else:
+            sent -= len(piece)
+    return rest
+
+
+def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
+    """A new connection; a server that is gone means that the plane is."""
+    address = core.joined.tags if store is None else store.address
+    local = core.is_local(store, address)
+    while True:
+        try:
+            connection = Connection.connect(
+                address,
+                core.joined.secret,
+                client_id=core.client_id,
+                plane_id=core.joined.plane_id,
+                tls=core.config.tls,
+                local=local,
+                deadline=deadline,
+            )
+            break
+        except DataplaneError:
+            raise
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            # Stores are not restarted in this version: nobody listens, nobody will.
+            raise PlaneLost(
+                f"nobody serves plane {core.joined.name!r} at {address} any more: start it again"
+            ) from error
+        except TimeoutError:
+            raise Unreachable(f"{address} did not answer in time") from None
+        except OSError as error:
+            if time.monotonic() + CONNECT_PAUSE_S >= deadline:
+                raise Unreachable(f"{address} cannot be reached: {error}") from error
+            time.sleep(CONNECT_PAUSE_S)
+    greeting = connection.greeting
+    if "revision" in greeting:
+        core.see(greeting["revision"])
+    return connection
 
 
 def _left(deadline: float) -> float:

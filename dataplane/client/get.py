@@ -1,10 +1,13 @@
-"""Gets and views: resolve at the tag store, pin at the value stores, copy or look, let go."""
+"""Gets: resolve at the tag store, pin at the value stores, copy, let go.
+
+Owns the arguments of a read and the steps that a get and a view have in common. Changes nothing in
+the plane, so whatever breaks half-way is simply done again.
+"""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.client.core import Core, StoreView
-from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
+from dataplane.client.effects import Ask, Done, Open, Run, Tell, Verb
 from dataplane.client.memory import Bytes
-from dataplane.client.put import FIRST_PAUSE_S, LAST_PAUSE_S, as_keys, list_of, refresh_stores
+from dataplane.client.put import as_keys, list_of, refresh_stores
 from dataplane.client.reading import FieldRows, ReadPlan, Runs, merge, plan_read
 from dataplane.client.results import Rows
+from dataplane.client.retry import ask_again
 from dataplane.errors import (
     InvalidRequest,
     KeyNotFound,
@@ -96,11 +100,11 @@ def get_batch(
 ) -> Verb[Rows]:
     """Copies of the rows' fields."""
     keys = as_keys(keys)
-    fields = _names(select_fields)
+    fields = field_names(select_fields)
     drop = _drops(on_missing)
     for attempt in range(TRIES):
         try:
-            plan = yield from _resolve(core, keys, partition_id, fields, drop, deadline)
+            plan = yield from resolve(core, keys, partition_id, fields, drop, deadline)
         except PartitionNotFound:
             if keys:
                 raise
@@ -118,66 +122,14 @@ def get_batch(
             continue
         if not gone:
             return (yield Run(partial(_rows, plan, data, options), 0))
-    raise _vanished(partition_id, plan, gone)  # pyright: ignore[reportPossiblyUnboundVariable]
-
-
-def view_batch(
-    core: Core,
-    keys: Sequence[str],
-    partition_id: str,
-    select_fields: Sequence[str] | None,
-    layout: str,
-    deadline: float,
-) -> Verb[tuple[Rows, Callable[[], None]]]:
-    """The rows in place, and what ends the look at them."""
-    options = GetOptions(layout)
-    if layout == "padded":
-        raise InvalidRequest("a view cannot be padded without a copy: use kv_batch_get")
-    keys = as_keys(keys)
-    fields = _names(select_fields)
-    for _ in range(TRIES):
-        plan = yield from _resolve(core, keys, partition_id, fields, False, deadline)
-        views: list[_View] = []
-        gone: list[int] = []
-        try:
-            spans: dict[int, _Span] = {}
-            for number, store in enumerate((yield from _stores_of(core, plan))):
-                lane = yield Open(store)
-                yield Done(lane)
-                if store.mappings is None:
-                    raise InvalidRequest(
-                        "some of these rows lie on another node; a view needs them on this one: "
-                        "use kv_batch_get"
-                    )
-                ids = plan.block_ids[plan.block_store == number]
-                release, missing = yield Hold(store, ids.tobytes())
-                gone += _places(plan, number, missing)
-                if release is None:
-                    break
-                view = _View(release)
-                views.append(view)
-                for segment in np.unique(plan.block_segment[plan.block_store == number]).tolist():
-                    spans[number << 32 | segment] = view.span(store.mappings.readable(segment))
-            if not gone:
-                return _rows_in_place(plan, spans, options), partial(_close_all, views)
-        except BaseException:
-            for view in views:
-                view.close()
-            raise
-        for view in views:
-            view.close()
-    raise _vanished(partition_id, plan, gone)  # pyright: ignore[reportPossiblyUnboundVariable]
-
-
-def _close_all(views: Sequence[_View]) -> None:
-    for view in views:
-        view.close()
+    raise vanished(partition_id, plan, gone)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 # -- steps -----------------------------------------------------------------------------------
 
 
-def _names(select_fields: Sequence[str] | None) -> list[str] | None:
+def field_names(select_fields: Sequence[str] | None) -> list[str] | None:
+    """The fields of a read as a list; None for all of them."""
     if select_fields is None:
         return None
     if isinstance(select_fields, str):
@@ -194,7 +146,7 @@ def _drops(on_missing: str) -> bool:
     return on_missing == "drop"
 
 
-def _resolve(
+def resolve(
     core: Core,
     keys: list[str],
     partition_id: str,
@@ -202,22 +154,16 @@ def _resolve(
     drop: bool,
     deadline: float,
 ) -> Verb[ReadPlan]:
-    pause = FIRST_PAUSE_S
-    while True:
-        try:
-            answer = yield Ask(None, "resolve", [partition_id, keys, fields, drop])
-            break
-        except Broken as error:
-            if time.monotonic() + pause >= deadline:
-                raise Unreachable(f"the connection broke and time is up: {error}") from error
-        yield Pause(pause)
-        pause = min(2 * pause, LAST_PAUSE_S)
+    """Where the rows lie, as the tag store says."""
+    body = [partition_id, keys, fields, drop]
+    answer = yield from ask_again(core, "resolve", body, deadline)
     plan = plan_read(keys, answer.body)
     core.see(plan.revision)
     return plan
 
 
-def _stores_of(core: Core, plan: ReadPlan) -> Verb[list[StoreView]]:
+def stores_of(core: Core, plan: ReadPlan) -> Verb[list[StoreView]]:
+    """The value stores of a plan, in its order."""
     if any(store_id not in core.stores for store_id in plan.stores):
         yield from refresh_stores(core)
     lost = [store_id for store_id in plan.stores if store_id not in core.stores]
@@ -265,7 +211,7 @@ def _fetch(
     """Fill `data` with the rows of each field; which of the plan's blocks were gone, if any."""
     if not len(plan.block_ids):
         return []
-    stores = yield from _stores_of(core, plan)
+    stores = yield from stores_of(core, plan)
     alone = len(stores) == 1
     for number, store in enumerate(stores):
         lane = yield Open(store)
@@ -278,7 +224,7 @@ def _fetch(
         finally:
             yield Done(lane)
         if gone:
-            return _places(plan, number, gone)
+            return places_of(plan, number, gone)
     return []
 
 
@@ -326,10 +272,9 @@ def _copy_rows(
 
 
 def copy_bytes(source: Bytes, target: Bytes) -> None:
-    """Copy with torch's threads and without the interpreter lock."""
-    from dataplane.codec.dtypes import from_numpy
-
-    from_numpy(target).copy_(from_numpy(source))
+    """Copy without the interpreter lock, in this thread: a memory copy is no faster in many, and
+    handing parts to a pool costs milliseconds where cores are busy."""
+    np.copyto(target, source)
 
 
 def _runs(plan: ReadPlan, rows: FieldRows, mine: int | None) -> tuple[Runs, list[int]]:
@@ -397,13 +342,14 @@ def _copy_remote(
     return []
 
 
-def _places(plan: ReadPlan, number: int, ids: Sequence[int]) -> list[int]:
+def places_of(plan: ReadPlan, number: int, ids: Sequence[int]) -> list[int]:
     """Where a plan has these blocks of its store `number`; another store may use the same ids."""
     found = (plan.block_store == number) & np.isin(plan.block_ids, ids)
     return np.flatnonzero(found).tolist()
 
 
-def _vanished(partition_id: str, plan: ReadPlan, gone: Sequence[int]) -> KeyNotFound:
+def vanished(partition_id: str, plan: ReadPlan, gone: Sequence[int]) -> KeyNotFound:
+    """The error of a read whose blocks went away each time."""
     keys = _keys_of_blocks(plan, np.array(gone))
     return KeyNotFound(
         f"the values of {quote(keys)} in partition {partition_id!r} were cleared or overwritten "
@@ -423,7 +369,8 @@ def _keys_of_blocks(plan: ReadPlan, blocks: npt.NDArray[Any]) -> list[str]:
 # -- containers ------------------------------------------------------------------------------
 
 
-def _field_data(rows: FieldRows, buffer: Bytes) -> FieldData:
+def field_data(rows: FieldRows, buffer: Bytes) -> FieldData:
+    """A field's rows, whose bytes lie back to back in a buffer, as containers are made of them."""
     from dataplane.codec.containers import FieldData
 
     return FieldData(
@@ -441,7 +388,7 @@ def _rows(plan: ReadPlan, data: Sequence[Bytes], options: GetOptions) -> Rows:
     result = Rows(plan.keys, {}, revision=plan.revision)
     offsets: containers.Offsets = {}
     for rows, buffer in zip(plan.fields, data, strict=True):
-        field = _field_data(rows, buffer)
+        field = field_data(rows, buffer)
         name, pad = rows.name, options.pad_of(rows.name)
         if options.layout == "nested":
             container: Any = containers.nested(field, offsets)
@@ -459,110 +406,3 @@ def _rows(plan: ReadPlan, data: Sequence[Bytes], options: GetOptions) -> Rows:
         if rows.schema.ragged_dim is not None and rows.schema.dtype != "object":
             result.lengths[name] = from_numpy(field.lengths.astype(np.int32))
     return result
-
-
-def _rows_in_place(plan: ReadPlan, spans: Mapping[int, _Span], options: GetOptions) -> Rows:
-    from dataplane.codec import containers
-    from dataplane.codec.dtypes import as_tensor, from_numpy
-
-    result = Rows(plan.keys, {}, revision=plan.revision)
-    offsets: containers.Offsets = {}
-    for rows in plan.fields:
-        runs = merge(rows)
-        span_of = (
-            plan.block_store[runs.block].astype(np.int64) << 32 | plan.block_segment[runs.block]
-        )
-        start = plan.block_offset[runs.block] + runs.offset
-        pieces = [
-            spans[s].array[at : at + n]
-            for s, at, n in zip(span_of.tolist(), start.tolist(), runs.nbytes.tolist(), strict=True)
-        ]
-        if rows.schema.dtype == "object" or not len(rows.nbytes):
-            # Python values are made anew in any layout; there is nothing to look at in place.
-            joined = np.concatenate(pieces) if pieces else np.zeros(0, np.uint8)
-            result.fields[rows.name] = containers.as_list(_field_data(rows, joined))
-            continue
-        if len(pieces) == 1:
-            field = _field_data(rows, pieces[0])
-            if options.layout == "list":
-                result.fields[rows.name] = containers.as_list(field)
-            elif rows.schema.ragged_dim not in (None, 0):
-                raise InvalidRequest(
-                    f"field {rows.name!r} is ragged in dimension {rows.schema.ragged_dim}, so its "
-                    "rows cannot be joined without a copy: use layout='list' or kv_batch_get"
-                )
-            elif options.layout == "nested":
-                result.fields[rows.name] = containers.nested(field, offsets)
-            else:
-                container, starts = containers.packed(field)
-                result.fields[rows.name] = container
-                if starts is not None:
-                    result.cu_seqlens[rows.name] = starts
-        elif options.layout != "list":
-            raise InvalidRequest(
-                f"the rows of field {rows.name!r} do not lie side by side in this order, so they "
-                "cannot be joined without a copy: use layout='list' or kv_batch_get"
-            )
-        else:
-            # Not merged: every row is a tensor of its own.
-            span_of = (
-                plan.block_store[rows.block].astype(np.int64) << 32
-                | plan.block_segment[rows.block]
-            )
-            start = plan.block_offset[rows.block] + rows.offset
-            result.fields[rows.name] = [
-                as_tensor(spans[s].array[at : at + n], rows.schema.dtype).view(shape)
-                for s, at, n, shape in zip(
-                    span_of.tolist(), start.tolist(), rows.nbytes.tolist(), rows.shape.tolist(),
-                    strict=True,
-                )
-            ]  # fmt: skip
-        if rows.schema.ragged_dim is not None:
-            lengths = rows.shape[:, rows.schema.ragged_dim].astype(np.int32)
-            result.lengths[rows.name] = from_numpy(lengths)
-    return result
-
-
-# -- views -----------------------------------------------------------------------------------
-
-
-class _View:
-    """One pin of a view: released when the view is closed and the last tensor over it is gone."""
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release = release
-        # Guards the count. Finalizers run in any thread, and within this very lock too.
-        self._lock = threading.RLock()
-        self._users = 1
-
-    def span(self, segment: Bytes) -> _Span:
-        """A segment as this view shows it."""
-        with self._lock:
-            self._users += 1
-        return _Span(segment, self.close)
-
-    def close(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = not self._users
-        if last:
-            self._release()
-
-
-class _Span:
-    """A segment under an array of its own, whose end says that no tensor lies over it any more."""
-
-    def __init__(self, segment: Bytes, ended: Callable[[], None]) -> None:
-        self.array: Bytes = np.asarray(_Lender(segment, ended))
-
-
-class _Lender:
-    """Base of a view's arrays. numpy keeps it alive under every slice and tensor."""
-
-    def __init__(self, segment: Bytes, ended: Callable[[], None]) -> None:
-        self._segment = segment
-        self._ended = ended
-        self.__array_interface__ = dict(segment.__array_interface__)
-
-    def __del__(self) -> None:
-        self._ended()

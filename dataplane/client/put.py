@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dataplane.client.core import Core, StoreView
-from dataplane.client.effects import Ask, Done, Open, Pause, Run, Tell, Verb
-from dataplane.codec.objects import pack_tags, pack_tags_many
+from dataplane.client.effects import Ask, Done, Open, Run, Tell, Verb
+from dataplane.client.retry import FIRST_PAUSE_S, before_next_try
+from dataplane.codec.tags import pack_tags, pack_tags_many
 from dataplane.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -31,10 +32,7 @@ from dataplane.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from dataplane.codec.columns import Encoded
-
-FIRST_PAUSE_S = 0.01
-LAST_PAUSE_S = 1.0
+    from dataplane.codec.encoded import Encoded
 
 
 def put_row(
@@ -53,7 +51,7 @@ def put_row(
         raise InvalidRequest("a put brings fields, tags or both")
     encoded = None
     if fields is not None:
-        from dataplane.codec.columns import encode_row
+        from dataplane.codec.encode import encode_row
 
         encoded = encode_row(key, fields)
     packed = pack_tags(tags) if tags is not None else None
@@ -91,7 +89,7 @@ def put_batch(
         raise InvalidRequest(f"a put names each key once; repeated: {quote(twice)}")
     encoded = None
     if fields is not None:
-        from dataplane.codec.columns import encode_batch
+        from dataplane.codec.encode import encode_batch
 
         encoded = encode_batch(keys, fields)
     packed = pack_tags_many(tags) if tags is not None else None
@@ -188,7 +186,7 @@ def _put(
         packed = packed if packed is not None else b"\x80" * len(keys)
     put = _Put(core, keys, partition_id, encoded, packed, flags)
     numbers = core.numbers
-    pause = FIRST_PAUSE_S
+    pause_s = FIRST_PAUSE_S
     try:
         while True:
             try:
@@ -206,10 +204,7 @@ def _put(
             except Broken as error:
                 # It may have happened: the same number makes the repetition harmless.
                 put.flags |= RETRY
-                if time.monotonic() + pause >= deadline:
-                    raise Unreachable(f"the connection broke and time is up: {error}") from error
-                yield Pause(pause)
-                pause = min(2 * pause, LAST_PAUSE_S)
+                pause_s = yield from before_next_try(error, pause_s, deadline)
     finally:
         numbers.end(put.number)
     revision, merged, fields = PutAnswer(*answer)
@@ -225,15 +220,14 @@ def _put(
 def home_store(core: Core) -> Verb[StoreView]:
     """The value store that this client's puts go to."""
     home = core.joined.home
-    store = core.stores.get(home) if home is not None else None
-    if store is None:
+    stores = core.stores
+    if not stores or (home is not None and home not in stores):
         yield from refresh_stores(core)
-        store = core.stores.get(home) if home is not None else None
-        if store is None:
-            if not core.stores:
-                raise Unreachable("the plane has no value store yet; try again in a moment")
-            store = next(iter(core.stores.values()))
-    return store
+        if not stores:
+            raise Unreachable("the plane has no value store yet; try again in a moment")
+    if home is not None and home in stores:
+        return stores[home]
+    return next(iter(stores.values()))
 
 
 def refresh_stores(core: Core) -> Verb[None]:

@@ -7,24 +7,25 @@ wire, and connects again when it is used. Its torch runs with one thread from th
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dataplane.client.connection import Connection
+from dataplane.client.connection import Connection, connect
 from dataplane.client.core import Core, Joined, StoreView, settle_in_child
 from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell
-from dataplane.client.get import GetOptions, Layout, Pad, get_batch, view_batch
+from dataplane.client.get import GetOptions, Layout, Pad, get_batch
+from dataplane.client.pins import Pins
 from dataplane.client.put import flags_of, put_batch, put_row
 from dataplane.client.results import Listing, Rows
-from dataplane.client.tags import Where, ask_tags, clear_rows, list_rows, plane_status
+from dataplane.client.retry import ask_again
+from dataplane.client.tags import Where, clear_rows, list_rows, plane_status
+from dataplane.client.view import view_batch
 from dataplane.config import Config
 from dataplane.errors import (
-    DataplaneError,
     DeadlineExceeded,
     InvalidRequest,
     PlaneLost,
@@ -32,7 +33,6 @@ from dataplane.errors import (
 )
 from dataplane.types import KVBatchMeta, Revision
 from dataplane.wire.address import Address
-from dataplane.wire.channel import Broken
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Fields = Mapping[str, object]
 
-CONNECT_PAUSE_S = 0.02
 MAX_IDLE = 64
 """Connections kept per server; threads beyond that connect anew."""
 
@@ -66,7 +65,7 @@ class Client:
         self._default_s = self._core.config.timeout_s
         self._idle: dict[Address, deque[Connection]] = {}
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._pins = _PinLanes(self)
+        self._pins = Pins(self._connect)
         self._closed = False
         _clients.add(self)
 
@@ -275,7 +274,7 @@ class Client:
             if destroy:
                 deadline = self._deadline(5.0)
                 try:
-                    self._drive(ask_tags(self._core, "destroy", [], deadline), deadline)
+                    self._drive(ask_again(self._core, "destroy", [], deadline), deadline)
                 except (PlaneLost, Unreachable, DeadlineExceeded):
                     pass  # it is gone already
         finally:
@@ -362,7 +361,7 @@ class Client:
         try:
             connection = pool.pop()
         except IndexError:
-            connection = self._connect(store, address, deadline)
+            connection = self._connect(store, deadline)
             connection.pool = pool
         if store is not None and not store.probed:
             self._core.probe(store, connection.greeting)
@@ -372,42 +371,24 @@ class Client:
         pool = connection.pool
         if connection.usable and not self._closed and len(pool) < MAX_IDLE:
             pool.append(connection)
-        else:
-            connection.close()
+            return
+        ended = not connection.usable
+        connection.close()
+        if ended:
+            # What ended it has most likely ended others: a verb should not meet them one by one.
+            for _ in range(len(pool)):
+                try:
+                    idle = pool.popleft()
+                except IndexError:  # other threads take from it too
+                    return
+                if idle.is_quiet():
+                    pool.append(idle)
+                else:
+                    idle.close()
 
-    def _connect(self, store: StoreView | None, address: Address, deadline: float) -> Connection:
-        """A new connection; a server that is gone means that the plane is."""
-        core = self._core
-        local = core.is_local(store, address)
-        while True:
-            try:
-                connection = Connection.connect(
-                    address,
-                    core.joined.secret,
-                    client_id=core.client_id,
-                    plane_id=core.joined.plane_id,
-                    tls=core.config.tls,
-                    local=local,
-                    deadline=deadline,
-                )
-                break
-            except DataplaneError:
-                raise
-            except (ConnectionRefusedError, FileNotFoundError) as error:
-                # Stores are not restarted in this version: nobody listens, nobody will.
-                raise PlaneLost(
-                    f"nobody serves plane {self.name!r} at {address} any more: start it again"
-                ) from error
-            except TimeoutError:
-                raise Unreachable(f"{address} did not answer in time") from None
-            except OSError as error:
-                if time.monotonic() + CONNECT_PAUSE_S >= deadline:
-                    raise Unreachable(f"{address} cannot be reached: {error}") from error
-                time.sleep(CONNECT_PAUSE_S)
+    def _connect(self, store: StoreView | None, deadline: float) -> Connection:
+        connection = connect(self._core, store, deadline)
         self._open.add(connection)
-        greeting = connection.greeting
-        if "revision" in greeting:
-            core.see(greeting["revision"])
         return connection
 
     # -- fork --------------------------------------------------------------------------------
@@ -418,78 +399,8 @@ class Client:
             connection.close_in_child()
         self._open = weakref.WeakSet()
         self._idle = {}
-        self._pins = _PinLanes(self)
+        self._pins = Pins(self._connect)
         self._core.new_identity()
-
-
-class _PinLane:
-    """One connection for the pins of views in one store."""
-
-    __slots__ = ("closing", "connection", "held", "lock", "released")
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.lock = threading.Lock()  # guards the connection and `held`
-        self.held = 0
-        self.released: deque[int] = deque()
-        self.closing = False
-
-
-class _PinLanes:
-    """Pins of views: one connection per store that nothing else uses.
-
-    Its end would end the pins, so no request that can time out half-way may travel on it, and it
-    outlives the client's close while a tensor of a view is alive. A tensor can die in any thread,
-    inside any call; so a release that finds the connection busy is left for whoever uses it.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._lanes: dict[str, _PinLane] = {}
-        self._making = threading.Lock()  # guards the table of lanes
-
-    def pin(
-        self, store: StoreView, blocks: bytes, deadline: float
-    ) -> tuple[Callable[[], None] | None, list[int]]:
-        with self._making:
-            lane = self._lanes.get(store.store_id)
-            if lane is None or not lane.connection.usable:
-                connection = self._client._connect(store, store.address, deadline)  # pyright: ignore[reportPrivateUsage]
-                lane = self._lanes[store.store_id] = _PinLane(connection)
-        with lane.lock:
-            handle, gone = lane.connection.call("pin", [blocks], deadline).body
-            lane.held += not gone
-        self._flush(lane)
-        if gone:
-            return None, gone
-
-        def release() -> None:
-            lane.released.append(handle)
-            self._flush(lane)
-
-        return release, []
-
-    def close(self) -> None:
-        """Close the lanes, each once nothing of it is looked at any more."""
-        with self._making:
-            for lane in self._lanes.values():
-                lane.closing = True
-                self._flush(lane)
-
-    def _flush(self, lane: _PinLane) -> None:
-        while (lane.released or lane.closing) and lane.lock.acquire(blocking=False):
-            try:
-                while lane.released:
-                    handle = lane.released.popleft()
-                    lane.held -= 1
-                    with suppress(Broken, TimeoutError):  # the pins ended with the connection
-                        lane.connection.tell("unpin", [handle], time.monotonic() + 5.0)
-                if lane.closing:
-                    if not lane.held:
-                        lane.connection.close()
-                    return
-            finally:
-                lane.lock.release()
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dataplane.client.core import Core
-from dataplane.client.effects import Ask, Pause, Verb
-from dataplane.client.put import FIRST_PAUSE_S, LAST_PAUSE_S, as_keys, list_of
+from dataplane.client.effects import Verb
+from dataplane.client.put import as_keys, list_of
 from dataplane.client.results import Listing, unpack_listing
-from dataplane.errors import InvalidRequest, Unreachable
+from dataplane.client.retry import ask_again
+from dataplane.errors import InvalidRequest
 from dataplane.tags.query import compile_where
 from dataplane.types import Revision
-from dataplane.wire.channel import Answer, Broken
 
 Where = Mapping[str, object]
-
-
-def ask_tags(core: Core, verb: str, body: Any, deadline: float) -> Verb[Answer]:
-    """Ask something that may be asked again without harm, until it is answered."""
-    pause = FIRST_PAUSE_S
-
-    def into(_: Any, nbytes: int) -> memoryview:
-        return core.recycler.take(nbytes).data
-
-    while True:
-        try:
-            return (yield Ask(None, verb, body, into=into))
-        except Broken as error:
-            if time.monotonic() + pause >= deadline:
-                raise Unreachable(f"the connection broke and time is up: {error}") from error
-        yield Pause(pause)
-        pause = min(2 * pause, LAST_PAUSE_S)
 
 
 def list_rows(
@@ -53,7 +35,7 @@ def list_rows(
         raise InvalidRequest(f"since is the revision of an earlier answer, not {since!r:.80}")
     names = None if columns is None else list_of(columns, "columns")
     body = [partition_id, _plain(where), since, names, limit]
-    answer = yield from ask_tags(core, "list", body, deadline)
+    answer = yield from ask_again(core, "list", body, deadline)
     listing = unpack_listing(partition_id, answer.body, answer.payload)
     core.see(listing.revision)
     return listing
@@ -72,7 +54,7 @@ def clear_rows(
     names = None if keys is None else list(dict.fromkeys(as_keys(keys)))
     if names is not None and not names:
         return 0
-    answer = yield from ask_tags(core, "clear", [partition_id, names, _plain(where)], deadline)
+    answer = yield from ask_again(core, "clear", [partition_id, names, _plain(where)], deadline)
     removed, revision = answer.body
     core.see(revision)
     return removed
@@ -80,12 +62,13 @@ def clear_rows(
 
 def plane_status(core: Core, deadline: float) -> Verb[dict[str, Any]]:
     """What the tag store and every value store say of themselves."""
-    answer = yield from ask_tags(core, "status", [], deadline)
+    answer = yield from ask_again(core, "status", [], deadline)
     status: dict[str, Any] = answer.body
     core.learn_stores(status["stores"])
     values: dict[str, Any] = {}
     for store_id in status["stores"]:
-        values[store_id] = (yield Ask(core.stores[store_id], "value_status", [])).body
+        store = core.stores[store_id]
+        values[store_id] = (yield from ask_again(core, "value_status", [], deadline, store)).body
     status["values"] = values
     status["bytes_in_use"] = sum(p["payload_bytes"] for p in status["partitions"].values())
     return status

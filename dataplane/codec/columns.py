@@ -1,362 +1,50 @@
-"""What callers put, as columns of a block: keys and fields in, a template and bytes out.
+"""One field of a put, in any form that callers have it, as a column of a block.
 
-Owns which forms of input are accepted and how each becomes rows lying back to back. Copies
-nothing that lies contiguous already: the bytes stay the caller's until somebody sends or writes
-them. Never converts a dtype and never pads.
+Owns which forms of a column and of a row are accepted, and how each becomes rows lying back to
+back. Copies nothing that lies contiguous already, never converts a dtype and never pads.
 
-Letters: B rows, F free dimensions of a template.
+Letters: B rows.
 """
 
 from __future__ import annotations
 
 import sys
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard, cast
+from typing import Any, Final, TypeGuard, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dataplane.codec import objects
-from dataplane.codec.dtypes import (
-    DTYPE_NAME,
-    NUMPY_NAME,
-    array_bytes,
-    as_tensor,
-    byte_view,
-    dtype_name,
-    integers,
-    is_plain,
-    plain,
-)
-from dataplane.codec.template import (
-    ALIGN,
-    ITEM_BYTES,
-    MAX_COLUMNS,
-    MAX_NAME_BYTES,
-    MAX_RANK,
-    MAX_ROWS,
-    OBJECT,
-    Column,
-    Template,
-)
-from dataplane.errors import InvalidRequest, SchemaMismatch, quote
+from dataplane.codec.dtypes import NUMPY_NAME, as_tensor, dtype_name, is_plain, plain
+from dataplane.codec.encoded import Array, Chunks, Part
+from dataplane.codec.template import ITEM_BYTES, OBJECT, Column
+from dataplane.errors import InvalidRequest, SchemaMismatch
 from dataplane.fields import KNOWN_FIELDS, ragged_dim
 
-Array: TypeAlias = npt.NDArray[Any]
-Chunks: TypeAlias = "list[torch.Tensor] | list[Array] | list[bytes]"
-
-JOIN_BELOW_BYTES: Final = 2 * 1024
-"""Rows smaller than this on average are copied into one piece: handing a row on by itself costs
-a microsecond, as much as copying it."""
-
-SERIAL_ITEMS: Final = 32_768
-"""Torch copies fewer elements than this on the calling thread, and more on a pool, for which it
-waits several times the copy's length where the cores are busy with other processes."""
-
-MAX_SIZE: Final = 1 << 31
-"""Every dimension of a row, and the bytes of a packed value, are below this."""
-
-_PADDING: Final = [bytes(n) for n in range(ALIGN)]
 _FREE: Final = (-1,)
 
 
-class Part(NamedTuple):
-    """One column as encoded: what the template says of it, and where its bytes are."""
-
-    column: Column
-    lengths: list[Array]  # [free dims] of [B]
-    chunks: Chunks  # the whole column in one, or one per row
-    nbytes: int
-
-
-class Encoded:
-    """A block that is ready to be sent or written; its bytes are still the caller's tensors."""
-
-    __slots__ = ("_parts", "_pieces", "lengths", "nbytes", "rows", "template")
-
-    def __init__(
-        self,
-        template: Template,
-        lengths: bytes,
-        rows: int,
-        nbytes: int,
-        parts: Sequence[Part] = (),
-        pieces: list[bytes | memoryview] | None = None,
-    ) -> None:
-        self.template = template
-        self.lengths = lengths
-        """int32 [F, B], little endian: what `Template.layout` takes."""
-        self.rows = rows
-        self.nbytes = nbytes
-        """Bytes of the whole block, padding included."""
-        self._parts = parts
-        self._pieces = pieces
-
-    @property
-    def pieces(self) -> list[bytes | memoryview]:
-        """Flat byte buffers that make up the block when joined, padding included."""
-        if self._pieces is None:
-            pieces: list[bytes | memoryview] = [self.template.front(self.lengths, self.rows)]
-            for part in self._parts:
-                if part.nbytes:
-                    pieces.extend(_pieces_of(part))
-                    if gap := -part.nbytes % ALIGN:
-                        pieces.append(_PADDING[gap])
-            self._pieces = pieces
-        return self._pieces
-
-    def write_into(self, target: memoryview) -> None:
-        """Writes the block to the start of a writable buffer of at least `nbytes`.
-
-        Other threads of the process run while it copies.
-        """
-        block = np.frombuffer(target, np.uint8)
-        if len(block) < self.nbytes:
-            raise ValueError(f"{self.nbytes} bytes do not fit in {len(block)}")
-        if self._pieces is not None:
-            at = 0
-            for piece in self._pieces:
-                block[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-                at += len(piece)
-            return
-        front = self.template.front(self.lengths, self.rows)
-        block[: len(front)] = np.frombuffer(front, np.uint8)
-        at = len(front)
-        for part in self._parts:
-            end = at + part.nbytes
-            if part.nbytes:
-                _copy_part(part, block[at:end])
-            at = end + -part.nbytes % ALIGN
-            block[end:at] = 0
-
-
-def encode_row(key: str, fields: Mapping[str, object]) -> Encoded:
-    """One key's fields as a block of one row; `key` only names the culprit in an error.
-
-    Raises InvalidRequest if a field is none of the accepted forms.
-    """
-    if type(fields) is not dict:
-        _check_one_row(key, fields)
-    columns: list[tuple[str, str, int | None, tuple[int, ...]]] = []
-    lengths = array("i")
-    views: list[bytes | memoryview] = []
-    try:
-        for name, value in cast("Mapping[str, object]", fields).items():
-            if type(value) is not torch.Tensor:
-                value = _row(name, value, key)
-            if isinstance(value, bytes):
-                columns.append((name, OBJECT, 0, _FREE))
-                lengths.append(len(value))
-                views.append(value)
-                continue
-            if isinstance(value, torch.Tensor):
-                if value.numel() >= MAX_SIZE:
-                    _check_dims(name, value, key)
-                try:
-                    view = byte_view(value, name)
-                except InvalidRequest:  # a place to name is made only where it is needed
-                    view = byte_view(value, f"field {name!r} of key {key!r}")
-                views.append(view)
-                dtype = DTYPE_NAME[value.dtype]
-            else:
-                if value.size >= MAX_SIZE:
-                    _check_dims(name, value, key)
-                views.append(array_bytes(value))
-                dtype = NUMPY_NAME[value.dtype]
-            shape = value.shape
-            rank = len(shape)
-            if rank == 1:
-                columns.append((name, dtype, 0, _FREE))
-                lengths.append(shape[0])
-            elif rank == 0:
-                columns.append((name, dtype, None, ()))
-            else:
-                ragged = cast("int", ragged_dim(name, rank))
-                columns.append((name, dtype, ragged, (*shape[:ragged], -1, *shape[ragged + 1 :])))
-                lengths.append(shape[ragged])
-    except OverflowError:
-        raise InvalidRequest(
-            f"field {name!r} of key {key!r}: a row of {MAX_SIZE} entries or bytes, or more"  # pyright: ignore[reportPossiblyUnboundVariable] (nothing overflows before the loop)
-        ) from None
-    template = _template(tuple(columns))
-    packed = lengths.tobytes()
-    front = template.front(packed, 1)
-    at = len(front)
-    pieces: list[bytes | memoryview] = [front]
-    for view in views:
-        if size := len(view):
-            pieces.append(view)
-            at += size
-            if gap := -size & (ALIGN - 1):
-                pieces.append(_PADDING[gap])
-                at += gap
-    return Encoded(template, packed, 1, at, pieces=pieces)
-
-
-def _check_dims(name: str, value: torch.Tensor | Array, key: str) -> None:
-    """Refuses a dimension that is too large before the row is copied into one piece."""
-    if isinstance(value, torch.Tensor) and not is_plain(value):
-        return  # refused for that
-    if max(value.shape) >= MAX_SIZE:
-        raise InvalidRequest(
-            f"field {name!r} of key {key!r}: a dimension of {max(value.shape)}; under {MAX_SIZE}"
-        )
-
-
-def encode_batch(keys: Sequence[str], fields: object) -> Encoded:
-    """The rows of many keys as one block, in the order of the keys.
-
-    `fields` is a mapping of names to columns, a TensorDict, or a list with a mapping per key.
-    A column is a tensor or array with a leading dimension of B, a nested tensor, a list of B
-    rows, or tensordict's NonTensorStack or NonTensorData (one value for every row). A row that
-    is a tensor or an array becomes a tensor; any other is kept as a Python value.
-
-    Raises:
-        InvalidRequest: a field is none of these, or has another number of rows than `keys`.
-        SchemaMismatch: the rows of a field differ in dtype or rank.
-    """
-    rows = len(keys)
-    if rows > MAX_ROWS:
-        raise InvalidRequest(f"{rows} keys in one put; at most {MAX_ROWS}")
-    parts = [_part(name, value, keys) for name, value in _columns(keys, fields).items()]
-    if not rows:
-        return Encoded(_template(()), b"", 0, 0, pieces=[])
-    template = _template(tuple(part.column for part in parts))
-    nbytes = template.front_bytes(rows)
-    lengths: list[Array] = []
-    for part in parts:
-        lengths.extend(part.lengths)
-        nbytes += part.nbytes + -part.nbytes % ALIGN
-    free = np.array(lengths, np.int64)
-    if free.size and free.max() >= MAX_SIZE:
-        for part in parts:
-            for sizes in part.lengths:
-                if sizes.max() >= MAX_SIZE:
-                    raise InvalidRequest(
-                        f"field {part.column.name!r} of key {keys[int(sizes.argmax())]!r}: "
-                        f"a row of {sizes.max()} entries or bytes; under {MAX_SIZE}"
-                    )
-    return Encoded(template, free.astype(np.int32).tobytes(), rows, nbytes, parts)
-
-
-@lru_cache(maxsize=4096)
-def _template(columns: tuple[tuple[str, str, int | None, tuple[int, ...]], ...]) -> Template:
-    """The template of these columns, built and checked once: producers repeat themselves."""
-    if len(columns) > MAX_COLUMNS:
-        raise InvalidRequest(f"{len(columns)} fields in one put; at most {MAX_COLUMNS}")
-    for name, _, _, dims in columns:
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] (user input)
-            raise InvalidRequest(f"the name of a field is a string, not {name!r}")
-        try:
-            size = len(name.encode())
-        except UnicodeEncodeError:
-            raise InvalidRequest(f"the name of a field is not text: {quote([name])}") from None
-        if not 1 <= size <= MAX_NAME_BYTES:
-            raise InvalidRequest(
-                f"the name of a field has 1 to {MAX_NAME_BYTES} bytes, not {size}: {quote([name])}"
-            )
-        if len(dims) > MAX_RANK:
-            raise InvalidRequest(
-                f"field {name!r}: rows of {len(dims)} dimensions; at most {MAX_RANK}"
-            )
-        if max(dims, default=0) >= MAX_SIZE:
-            raise InvalidRequest(f"field {name!r}: a dimension of {max(dims)}; under {MAX_SIZE}")
-    return Template(tuple(Column(*column) for column in columns))
-
-
-# What came in, as columns.
-
-
-def _tensordict(name: str) -> Any:
+def of_tensordict(name: str) -> Any:
     """This name of tensordict, or None if the process has not imported it (yet): an import of
     our own would take a second, and without it no value can be one of its types."""
     return getattr(sys.modules.get("tensordict"), name, None)
 
 
-def _is_tensordict(value: object) -> TypeGuard[Any]:
-    base = _tensordict("TensorDictBase")
+def is_tensordict(value: object) -> TypeGuard[Any]:
+    """Whether it is one, without importing what could make one."""
+    base = of_tensordict("TensorDictBase")
     return base is not None and isinstance(value, base)
 
 
 def _is_non_tensor(value: object) -> TypeGuard[Any]:
-    is_non_tensor = _tensordict("is_non_tensor")
+    is_non_tensor = of_tensordict("is_non_tensor")
     return is_non_tensor is not None and is_non_tensor(value)
 
 
-def _check_one_row(key: str, fields: object) -> None:
-    if _is_tensordict(fields):
-        if fields.batch_size:
-            raise InvalidRequest(
-                f"the fields of key {key!r} are a TensorDict of batch size "
-                f"{[*fields.batch_size]}, which holds many rows; use kv_batch_put, with one "
-                "TensorDict for all keys"
-            )
-    elif not isinstance(fields, Mapping):
-        raise InvalidRequest(
-            f"the fields of key {key!r} are a {type(fields).__name__}, not a mapping of names "
-            "to values"
-        )
-
-
-def _columns(keys: Sequence[str], fields: object) -> Mapping[str, object]:
-    if _is_tensordict(fields):
-        size = fields.batch_size
-        if not size or size[0] != len(keys):
-            raise InvalidRequest(
-                f"a TensorDict of batch size {[*size]} for {len(keys)} keys: its first "
-                "dimension counts the keys"
-            )
-        if not isinstance(fields, _tensordict("LazyStackedTensorDict")):
-            return cast("Mapping[str, object]", fields)
-        fields = list(fields.unbind(0))  # its rows may differ in shape, so it has no columns
-    if isinstance(fields, Mapping):
-        return cast("Mapping[str, object]", fields)
-    if not isinstance(fields, list | tuple):
-        raise InvalidRequest(
-            f"fields are a mapping of columns, a TensorDict or a list of mappings, not a "
-            f"{type(fields).__name__}"
-        )
-    rows = cast("Sequence[object]", fields)
-    if len(rows) != len(keys):
-        raise InvalidRequest(f"{len(keys)} keys, but fields for {len(rows)} rows")
-    return _transposed(keys, rows)
-
-
-def _transposed(keys: Sequence[str], rows: Sequence[object]) -> dict[str, list[object]]:
-    columns: dict[str, list[object]] = {}
-    for i, row in enumerate(rows):
-        if type(row) is not dict:
-            _check_one_row(keys[i], row)
-        row = cast("Mapping[str, object]", row)
-        names = row.keys()  # a TensorDict counts and iterates over rows, not names
-        if not i:
-            columns = {name: [] for name in names}
-        elif len(names) != len(columns):
-            _differ(keys, i, columns, names)
-        try:
-            for name, column in columns.items():
-                column.append(row[name])
-        except KeyError:
-            _differ(keys, i, columns, names)
-    return columns
-
-
-def _differ(keys: Sequence[str], i: int, first: Iterable[str], names: Iterable[str]) -> None:
-    odd = set(first) ^ set(names)
-    lacks = [name for name in first if name in odd]
-    has = keys[0] if lacks else keys[i]
-    raise InvalidRequest(
-        f"the rows of one put have the same fields: key {keys[i if lacks else 0]!r} lacks "
-        f"{quote(lacks or [name for name in names if name in odd])}, which key {has!r} has; "
-        "put them apart"
-    )
-
-
-def _part(name: str, value: object, keys: Sequence[str]) -> Part:
+def part_of(name: str, value: object, keys: Sequence[str]) -> Part:
+    """A field's values for all of these keys as a column; InvalidRequest if they are none."""
     if isinstance(value, list | tuple):
         return _rows_part(name, cast("Sequence[object]", value), keys)
     if isinstance(value, torch.Tensor):
@@ -374,7 +62,7 @@ def _part(name: str, value: object, keys: Sequence[str]) -> Part:
         return _dense_part(name, values, NUMPY_NAME[values.dtype], keys)
     if _is_non_tensor(value):
         return _non_tensor_part(name, value, keys)
-    if _is_tensordict(value):
+    if is_tensordict(value):
         raise InvalidRequest(
             f"field {name!r} is itself a TensorDict; flatten it (flatten_keys) or put its "
             "leaves as fields of their own"
@@ -411,15 +99,15 @@ def _native(name: str, values: Array) -> Array:
     )
 
 
-def _row(name: str, value: object, key: str) -> torch.Tensor | Array | bytes:
+def row_of(name: str, value: object, key: str) -> torch.Tensor | Array | bytes:
     """One row as it is stored; bytes are a packed Python value."""
     if isinstance(value, torch.Tensor):
         return plain(value, f"field {name!r} of key {key!r}")
     if isinstance(value, np.ndarray):
         return _native(name, cast("Array", value))
     if _is_non_tensor(value):
-        return _row(name, value.tolist(), key)
-    if _is_tensordict(value):
+        return row_of(name, value.tolist(), key)
+    if is_tensordict(value):
         raise InvalidRequest(f"field {name!r} of key {key!r} is itself a TensorDict; flatten it")
     try:
         return objects.pack(value)
@@ -495,7 +183,7 @@ def _nested_part(name: str, value: torch.Tensor, keys: Sequence[str]) -> Part:
 
 
 def _non_tensor_part(name: str, value: Any, keys: Sequence[str]) -> Part:
-    if _is_tensordict(value):  # a NonTensorStack
+    if is_tensordict(value):  # a NonTensorStack
         return _rows_part(name, cast("list[object]", value.tolist()), keys)
     size = value.batch_size
     if size:
@@ -535,7 +223,7 @@ def _rows_part(name: str, rows: Sequence[object], keys: Sequence[str]) -> Part:
         return _tensor_rows(name, cast("Sequence[torch.Tensor]", rows), keys)
     if kinds and all(issubclass(kind, torch.Tensor | np.ndarray) for kind in kinds):
         tensors = [
-            _row_tensor(_row(name, row, key), name) for row, key in zip(rows, keys, strict=True)
+            _row_tensor(row_of(name, row, key), name) for row, key in zip(rows, keys, strict=True)
         ]
         return _tensor_rows(name, tensors, keys)
     packed: list[bytes] = []
@@ -593,83 +281,3 @@ def _check_alike(name: str, rows: Sequence[torch.Tensor], keys: Sequence[str]) -
                 keys=[key],
                 fields=[name],
             )
-
-
-# The bytes of a column.
-
-
-def _pieces_of(part: Part) -> list[bytes | memoryview]:
-    chunks, name = part.chunks, part.column.name
-    if len(chunks) > 1 and part.nbytes < JOIN_BELOW_BYTES * len(chunks):
-        if _are_bytes(chunks):
-            return [b"".join(chunks)]
-        joined = np.empty(part.nbytes, np.uint8)
-        _copy_part(part, joined)
-        return [array_bytes(joined)]
-    views: list[bytes | memoryview] = []
-    for chunk in chunks:
-        if isinstance(chunk, torch.Tensor):
-            view = byte_view(chunk, _at(name))
-        else:
-            view = chunk if isinstance(chunk, bytes) else array_bytes(chunk)
-        if view:
-            views.append(view)
-    return views
-
-
-def _are_bytes(chunks: Chunks) -> TypeGuard[list[bytes]]:
-    return isinstance(chunks[0], bytes)
-
-
-def _copy_part(part: Part, target: npt.NDArray[np.uint8]) -> None:
-    """Writes a column's rows back to back, in one copy and from any strides or device."""
-    chunks, dtype = part.chunks, part.column.dtype
-    first = chunks[0]
-    if isinstance(first, bytes):
-        target[:] = np.frombuffer(b"".join(cast("list[bytes]", chunks)), np.uint8)
-        return
-    if isinstance(first, np.ndarray):
-        np.copyto(target.view(first.dtype).reshape(first.shape), first)
-        return
-    out = integers(as_tensor(target, dtype))
-    rows = cast("list[torch.Tensor]", chunks)
-    with torch.no_grad():
-        if len(rows) == 1:
-            _copy_tensor(first, target, out)
-            return
-        if out.dtype is not first.dtype:
-            rows = [integers(row) for row in rows]
-        if first.ndim == 1:
-            lengths = cast("list[int]", part.lengths[0].tolist())
-        else:
-            rows = [row.reshape(-1) for row in rows]
-            lengths = [row.shape[0] for row in rows]
-        _join(rows, lengths, target, out)
-
-
-def _copy_tensor(source: torch.Tensor, target: npt.NDArray[np.uint8], out: torch.Tensor) -> None:
-    if source.is_contiguous() and source.is_cpu:
-        target[:] = np.frombuffer(byte_view(source, "value"), np.uint8)
-    else:
-        out.view(source.shape).copy_(integers(source))
-
-
-def _join(
-    rows: list[torch.Tensor], lengths: list[int], target: npt.NDArray[np.uint8], out: torch.Tensor
-) -> None:
-    """Writes flat rows back to back, in runs that torch copies on this thread."""
-    size = out.element_size()
-    first = begin = end = 0
-    for i, length in enumerate(lengths):
-        if end + length - begin >= SERIAL_ITEMS:
-            if i > first:
-                torch.cat(rows[first:i], out=out[begin:end])
-            first, begin = i, end
-            if length >= SERIAL_ITEMS:
-                end += length
-                _copy_tensor(rows[i], target[begin * size : end * size], out[begin:end])
-                first, begin = i + 1, end
-                continue
-        end += length
-    if first < len(rows):
-        torch.cat(rows[first:], out=out[begin:end])

@@ -37,6 +37,9 @@ MAX_ROWS = 65_536
 MAX_BLOB_BYTES = 1 << 20
 MAX_BLOCK_BYTES = 1 << 50
 
+MAX_KNOWN = 4096
+"""Templates kept parsed."""
+
 OBJECT = "object"
 """dtype of a column of msgpack-packed Python values; its one free dimension counts bytes."""
 
@@ -119,8 +122,8 @@ class Template:
             raw: tuple[Any, ...] = msgpack.unpackb(blob, use_list=False)
         except Exception as error:
             raise InvalidRequest(f"the block template is not valid msgpack: {error}") from None
-        if type(raw) is not tuple or len(raw) > MAX_COLUMNS:
-            raise InvalidRequest(f"a block template is a list of at most {MAX_COLUMNS} columns")
+        if type(raw) is not tuple or not 0 < len(raw) <= MAX_COLUMNS:
+            raise InvalidRequest(f"a block template is a list of 1 to {MAX_COLUMNS} columns")
         columns: list[Column] = []
         names: set[str] = set()
         for item in raw:
@@ -142,8 +145,9 @@ class Template:
 
     def block_bytes(self, lengths: bytes, rows: int) -> int:
         """Bytes of a whole block. InvalidRequest if `lengths` does not fit the template."""
-        if not 0 < rows <= MAX_ROWS:
-            raise InvalidRequest(f"a block has 1 to {MAX_ROWS} rows, not {rows}")
+        if type(rows) is not int or not 0 < rows <= MAX_ROWS:
+            # 1.0 would do for all arithmetic here, and break whoever lists the rows later.
+            raise InvalidRequest(f"a block has 1 to {MAX_ROWS} rows, not {rows!r:.80}")
         if len(lengths) != 4 * self.num_free * rows:
             raise InvalidRequest(
                 f"{len(lengths)} bytes of row lengths where {self.num_free} free dimensions "
@@ -219,6 +223,27 @@ class Template:
         offsets -= nbytes
         offsets += (ends - sizes)[:, :, None]
         return Layout(offsets, nbytes, ends[-1])
+
+
+class Templates:
+    """The templates that peers sent, each parsed once: producers repeat themselves."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Template] = {}
+
+    def parse(self, blob: object) -> Template:
+        """The template that a peer sent. InvalidRequest says what is wrong with it."""
+        if type(blob) is not bytes:
+            raise InvalidRequest("a block template is packed bytes")
+        template = self._known.get(blob)
+        if template is None:
+            template = Template.parse(blob)
+            if len(self._known) > MAX_KNOWN:
+                self._known.clear()  # only a cache: sizes of dense fields make ever new ones
+            self._known[blob] = template
+        return template
 
 
 def _column(item: tuple[Any, ...]) -> Column:

@@ -20,16 +20,8 @@ from typing import Any
 from dataplane.client.core import Joined
 from dataplane.config import Config
 from dataplane.errors import DeadlineExceeded, InternalError, PlaneLost, from_wire
-from dataplane.host.folders import (
-    Folders,
-    Record,
-    find,
-    plane_folders,
-    read_record,
-    read_secret,
-    remove_unowned,
-    sweep,
-)
+from dataplane.host.folders import Folders, plane_folders, remove_unowned, sweep
+from dataplane.host.records import Record, find, read_record, read_secret
 from dataplane.server.process import new_plane_id
 from dataplane.wire.address import Address
 

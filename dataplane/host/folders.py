@@ -1,4 +1,4 @@
-"""The folders of a plane on one node: where they are, who owns them, and how a plane is found.
+"""The folders of a plane on one node: where they are, who owns them, and when they go.
 
     <root>/lock                         held while folders are made, found or given up
     <root>/<plane_id>/                  sockets, journal, plane.json, secret, ray_session, lock
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import re
@@ -21,9 +20,8 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from dataplane.errors import (
     DeadlineExceeded,
@@ -36,7 +34,6 @@ from dataplane.errors import (
 
 log = logging.getLogger(__name__)
 
-RECORD_FORMAT = 1
 _PLANE_ID = re.compile(r"[0-9a-f]{16}")
 _MAX_NAME_BYTES = 255
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path holds 108 with its NUL
@@ -65,16 +62,6 @@ class Folders:
         if len(name.encode()) > _MAX_SOCKET_NAME_BYTES:
             raise InternalError(f"socket name {name!r} is over {_MAX_SOCKET_NAME_BYTES} bytes")
         return str(self.runtime / name)
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What a plane says about itself in `plane.json`, for those who look for it by name."""
-
-    name: str
-    plane_id: str
-    unix: str
-    tcp: tuple[str, int] | None = None
 
 
 def default_root() -> Path:
@@ -153,7 +140,7 @@ def claim(folders: Folders, *, inheritable: bool = False) -> Ownership:
         PermissionDenied: a folder belongs to somebody else, or others may enter it.
         DeadlineExceeded: another process holds the lock on the root and does not let go.
     """
-    with _root_lock(folders.root):
+    with root_lock(folders.root):
         fds: list[int] = []
         try:
             for folder in (folders.runtime, folders.segments):
@@ -169,7 +156,7 @@ def claim(folders: Folders, *, inheritable: bool = False) -> Ownership:
 def mark_ray_session(folders: Folders, session: str) -> None:
     """Notes that Ray restarts this plane's processes: its folders wait until that session ends."""
     for folder in (folders.runtime, folders.segments):
-        _write(folder / "ray_session", session.encode())
+        write_file(folder / "ray_session", session.encode())
 
 
 def sweep(
@@ -186,7 +173,7 @@ def sweep(
     top = Path(root) if root is not None else default_root()
     _private_folder(top, parents=True)
     removed: list[Path] = []
-    for plane_id in _plane_ids(top, Path(shm_root)):
+    for plane_id in plane_ids(top, Path(shm_root)):
         folders = Folders("", plane_id, top / plane_id, _segments_of(shm_root, plane_id))
         try:
             removed += _remove(folders, is_session_alive)
@@ -206,76 +193,11 @@ def remove_unowned(folders: Folders) -> bool:
     return bool(_remove(folders, lambda _session: False))
 
 
-def write_record(folders: Folders, record: Record) -> None:
-    """Makes the plane findable. Replaces an earlier record in one step."""
-    if record.plane_id != folders.plane_id:
-        raise InternalError(f"record of plane {record.plane_id} in folder {folders.runtime}")
-    text = json.dumps(asdict(record) | {"format": RECORD_FORMAT})
-    _write(folders.runtime / "plane.json", text.encode())
-
-
-def read_record(folders: Folders) -> Record:
-    """The plane's record.
-
-    Raises:
-        PlaneLost: there is none: the plane ended, or never got that far.
-        InternalError: it is damaged, or of a version that this one cannot read.
-    """
-    raw = _read(folders.runtime / "plane.json")
-    try:
-        record = _parse_record(raw)
-    except (ValueError, RecursionError) as error:
-        raise InternalError(f"{folders.runtime}/plane.json is unusable: {error}") from error
-    if record.plane_id != folders.plane_id:
-        raise InternalError(f"{folders.runtime}/plane.json is of plane {record.plane_id}")
-    return record
-
-
-def write_secret(folders: Folders, secret: bytes) -> None:
-    """Keeps the plane's secret where only this user can read it."""
-    _write(folders.runtime / "secret", secret.hex().encode())
-
-
-def read_secret(folders: Folders) -> bytes:
-    """The plane's secret; PlaneLost if there is none."""
-    try:
-        return bytes.fromhex(_read(folders.runtime / "secret").decode())
-    except ValueError as error:
-        raise InternalError(f"{folders.runtime}/secret is damaged") from error
-
-
-def find(name: str, root: str | os.PathLike[str] | None = None) -> list[Record]:
-    """The records of this user's live planes of that name, the youngest first."""
-    check_name(name)
-    top = Path(root) if root is not None else default_root()
-    if not top.exists():
-        return []
-    found: list[tuple[float, Record]] = []
-    # The root lock keeps two lookups from taking each other's probe for an owner.
-    with _root_lock(top):
-        for plane_id in _plane_ids(top, None):
-            folders = Folders(name, plane_id, top / plane_id, Path())
-            try:
-                record = read_record(folders)
-                if record.name != name:
-                    continue
-                probe = _take_unowned(folders.runtime)
-                if probe is None:
-                    found.append(((folders.runtime / "plane.json").stat().st_mtime, record))
-                else:
-                    _unlock(probe)
-            except PlaneLost:
-                continue
-            except (InternalError, OSError) as error:
-                log.warning("plane %s is skipped: %s", plane_id, error)
-    return [record for _, record in sorted(found, key=lambda pair: pair[0], reverse=True)]
-
-
 # -- locks
 
 
 @contextlib.contextmanager
-def _root_lock(root: Path) -> Generator[None]:
+def root_lock(root: Path) -> Generator[None]:
     """Holds the lock on all folders under `root`. Short: nobody does slow work under it."""
     _private_folder(root, parents=True)
     fd = _open_lock(root)
@@ -284,6 +206,16 @@ def _root_lock(root: Path) -> Generator[None]:
         yield
     finally:
         _unlock(fd)
+
+
+def is_owned(folder: Path) -> bool:
+    """Whether somebody owns the folder now. Asked under the root lock: for a moment the question
+    itself looks like an owner."""
+    probe = _take_unowned(folder)
+    if probe is None:
+        return True
+    _unlock(probe)
+    return False
 
 
 def _unlock(fd: int) -> None:
@@ -364,7 +296,8 @@ def _segments_of(shm_root: str | os.PathLike[str], plane_id: str) -> Path:
     return Path(shm_root) / f"{_segments_prefix()}{plane_id}"
 
 
-def _plane_ids(root: Path, shm_root: Path | None) -> list[str]:
+def plane_ids(root: Path, shm_root: Path | None) -> list[str]:
+    """The planes with a folder under either root."""
     names = os.listdir(root)
     if shm_root is not None:
         prefix = _segments_prefix()
@@ -420,7 +353,7 @@ def _remove(folders: Folders, is_session_alive: Callable[[str], bool] | None) ->
     """Removes what is there of a plane that nobody owns; the paths, or none."""
     taken: list[tuple[Path, int]] = []
     try:
-        with _root_lock(folders.root):
+        with root_lock(folders.root):
             for folder in (folders.runtime, folders.segments):
                 if not _is_ours(folder):
                     continue
@@ -461,12 +394,12 @@ def _delete(folder: Path) -> None:
 
 def _ray_session(folder: Path) -> str | None:
     try:
-        return _read(folder / "ray_session").decode(errors="replace")
+        return read_file(folder / "ray_session").decode(errors="replace")
     except PlaneLost:
         return None
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Puts the file there in one step, for this user only."""
     aside = path.with_name(path.name + ".new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -476,7 +409,8 @@ def _write(path: Path, content: bytes) -> None:
     os.replace(aside, path)
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """A small file of this user's. PlaneLost if it is not there."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -486,24 +420,3 @@ def _read(path: Path) -> bytes:
     if len(content) > _MAX_FILE_BYTES:
         raise InternalError(f"{path} is over {_MAX_FILE_BYTES} bytes: not one of ours")
     return content
-
-
-def _parse_record(raw: bytes) -> Record:
-    parsed: object = json.loads(raw)
-    if not isinstance(parsed, dict):
-        raise ValueError("it is not a mapping")
-    entries = cast("dict[str, object]", parsed)
-    if entries.get("format") != RECORD_FORMAT:
-        raise ValueError(f"its format is {entries.get('format')!r}, not {RECORD_FORMAT}")
-    match entries:
-        case {"name": str(name), "plane_id": str(plane_id), "unix": str(unix), "tcp": None}:
-            return Record(name, plane_id, unix)
-        case {
-            "name": str(name),
-            "plane_id": str(plane_id),
-            "unix": str(unix),
-            "tcp": [str(host), int(port)],
-        } if 0 < port < 65536:
-            return Record(name, plane_id, unix, (host, port))
-        case _:
-            raise ValueError("an entry is missing or has the wrong type")

@@ -41,8 +41,8 @@ from dataplane.host.folders import (
     plane_folders,
     remove_unowned,
     sweep,
-    write_secret,
 )
+from dataplane.host.records import write_secret
 from dataplane.server.plane import PlaneServer, prepare_process
 from dataplane.server.ports import RemoteTags
 from dataplane.wire.address import Address

@@ -45,8 +45,6 @@ GREETING_S = 5.0
 LAST_WORD_S = 1.0
 """How long the reason for closing a connection may take to leave."""
 RECEIVE_BYTES = 256 << 10
-MAX_REFUSED_PAYLOAD = 64 << 20
-"""Payload of a refused request that is read and dropped; above it the connection is closed."""
 
 Verb = Callable[["Connection", int, Body], "Coroutine[Any, Any, None] | None"]
 
@@ -186,11 +184,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._drained = asyncio.Event()
+        # Who does not take its answers may not ask for more.
+        if not self.closed:
+            self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         if self._drained is not None:
             self._drained.set()
             self._drained = None
+            if not self.closed and not self._waiting:
+                self.transport.resume_reading()
 
     # -- frames in ---------------------------------------------------------------------------
 
@@ -267,7 +270,7 @@ class Connection(asyncio.BufferedProtocol):
             data = data[self._fill(done.result(), data) :]
         if len(data) and self._payload is None:
             self._feed(data)
-        if not self.closed and not self._waiting:
+        if not self.closed and not self._waiting and self._drained is None:
             self.transport.resume_reading()
 
     def _complete(self) -> None:
@@ -276,12 +279,10 @@ class Connection(asyncio.BufferedProtocol):
         payload.complete()
 
     def _refuse(self, header: Header, nbytes: int, error: BaseException) -> None:
-        failed = self._typed(header.kind, error)
-        if nbytes > MAX_REFUSED_PAYLOAD:
-            self.cut(failed, header.number)
-            return
+        # The payload is read and dropped, however large: closing with bytes unread would take the
+        # reason back from the peer, which would send all of it again. It stops when it hears it.
         self._dropping = nbytes
-        self.fail(header.number, failed)
+        self.fail(header.number, self._typed(header.kind, error))
 
     def _dispatch(self, header: Header) -> None:
         kind, number, body = header

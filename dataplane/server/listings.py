@@ -8,15 +8,21 @@ from typing import Any
 from dataplane.errors import InvalidRequest
 from dataplane.server.slices import Slices, WorstSlice
 from dataplane.tags import listing
+from dataplane.tags.history import Change
 from dataplane.tags.partition import Partition
 from dataplane.tags.query import Predicate, compile_where
-from dataplane.tags.rows import Chunk, Row
+from dataplane.tags.rows import SHARDS, Chunk, Row
 from dataplane.tags.store import TagStore
 from dataplane.wire.frames import Body
 from dataplane.wire.messages import is_revision
 
 SMALL_SINCE = 4096
-"""Changed keys up to which a listing since a revision is answered in one go."""
+"""Changed keys up to which a listing since a revision gathers their rows in one go."""
+
+PIECE_ROWS = 256
+"""Rows of no chunk that are encoded before others may run."""
+CLEARED_STEP = 1024
+"""Cleared keys that are looked at before others may run."""
 
 Packed = tuple[list[Any], list[Any], int]
 """The body of an answer, the buffers that follow it, and their bytes."""
@@ -57,23 +63,51 @@ def _check(since: object, columns: list[Any] | None, limit: object) -> None:
 
 async def _changes(store: TagStore, partition: Partition, after: int, walk: _Walk) -> list[str]:
     """Take the rows that changed after a revision; the keys that were cleared and stayed so."""
-    changes = list(store.history.since(partition.partition_id, after))
-    if sum(len(change.keys) for change in changes) <= SMALL_SINCE:
+    changes: list[Change] = []
+    count = 0
+    for change in store.history.since(partition.partition_id, after):
+        count += len(change.keys)
+        if count > SMALL_SINCE:
+            break
+        changes.append(change)
+    if count <= SMALL_SINCE:
         keys = dict.fromkeys(key for change in reversed(changes) for key in change.keys)
         rows = [row for key in keys if (row := partition.row(key)) is not None]
-        walk.take(rows)
+        await walk.take(rows)
         if len(rows) == len(keys):
             return []
         present = {row.key for row in rows}
         return [key for key in keys if key not in present]
     # Too many to gather in one go: the cut keeps the moment while others change the partition.
+    pages = store.history.pages_since(partition.partition_id, after)
     seen = await walk.chunks(partition.slots.cut(), newer_than=after)
-    cleared: dict[str, None] = {}
-    for change in changes:
-        if change.positions is not None:
-            cleared.update(dict.fromkeys(key for key in change.keys if key not in seen))
-            await walk.breathe()
-    return list(cleared)
+    cleared: list[str] = []
+    for page in pages:
+        for change in page:
+            if change.positions is None or change.n <= after:
+                continue
+            for number, key in enumerate(change.keys):
+                if seen.add(key):
+                    cleared.append(key)
+                if not number % CLEARED_STEP:
+                    await walk.breathe()
+        await walk.breathe()
+    return cleared
+
+
+class _Keys:
+    """A set of keys in shards: one set would stall the loop whenever it grows."""
+
+    def __init__(self) -> None:
+        self._shards: list[set[str]] = [set() for _ in range(SHARDS)]
+
+    def add(self, key: str) -> bool:
+        """Whether the key is new here."""
+        shard = self._shards[hash(key) & (SHARDS - 1)]
+        if key in shard:
+            return False
+        shard.add(key)
+        return True
 
 
 class _Walk(Slices):
@@ -94,9 +128,9 @@ class _Walk(Slices):
         self._wanted = wanted
         self._left = limit
 
-    async def chunks(self, cut: Sequence[Chunk], newer_than: int | None = None) -> set[str]:
+    async def chunks(self, cut: Sequence[Chunk], newer_than: int | None = None) -> _Keys:
         """Take the rows of a cut; with `newer_than` only newer ones, whose keys are returned."""
-        seen: set[str] = set()
+        seen = _Keys()
         whole = self._predicate.matches_all and newer_than is None
         for chunk in cut:
             if self._left is not None and self._left <= 0 and newer_than is None:
@@ -112,20 +146,23 @@ class _Walk(Slices):
                 rows = chunk.live_rows()
                 if newer_than is not None:
                     rows = [row for row in rows if row.revision > newer_than]
-                    seen.update(row.key for row in rows)
-                self.take(rows)
+                    for row in rows:
+                        seen.add(row.key)
+                await self.take(rows)
             await self.breathe()
         return seen
 
-    def take(self, rows: Sequence[Row]) -> None:
+    async def take(self, rows: Sequence[Row]) -> None:
         """Take those of these rows that match, up to the limit."""
         if not self._predicate.matches_all:
             rows = [row for row in rows if self._predicate(row.tags)]
         if self._left is not None:
             rows = rows[: self._left]
             self._left -= len(rows)
-        if rows:
-            self.pieces.append(listing.piece_of_rows(rows, self._wanted, self._schema))
+        for at in range(0, len(rows), PIECE_ROWS):
+            part = rows[at : at + PIECE_ROWS]
+            self.pieces.append(listing.piece_of_rows(part, self._wanted, self._schema))
+            await self.breathe()
 
 
 def pack_pieces(pieces: Sequence[listing.Piece]) -> Packed:

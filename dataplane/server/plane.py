@@ -18,7 +18,7 @@ from typing import Any, cast
 import pyarrow
 
 from dataplane.config import Config
-from dataplane.errors import InternalError, InvalidRequest
+from dataplane.errors import InternalError, InvalidRequest, PermissionDenied
 from dataplane.host.folders import Folders
 from dataplane.server.connection import GREETING_S, Connection, Payload, Verb
 from dataplane.server.ports import LocalTags, LocalValues, RemoteTags
@@ -28,7 +28,7 @@ from dataplane.server.value_service import TagPort, ValueService
 from dataplane.tags.history import History
 from dataplane.tags.journal import FileJournal
 from dataplane.tags.store import TagStore
-from dataplane.values.segments import shared_memory_budget
+from dataplane.values.budget import shared_memory_budget
 from dataplane.values.store import ValueStore
 from dataplane.wire import columns
 from dataplane.wire.address import Address
@@ -152,6 +152,8 @@ class PlaneServer:
         return Connection(self, local=local)
 
     def greet(self, connection: Connection) -> Body:
+        if connection.role == "store" and self.values is not None:
+            raise PermissionDenied("value stores register at the tag store of their plane")
         self._connections.add(connection)
         if not connection.local:
             raw: Any = connection.transport.get_extra_info("socket")

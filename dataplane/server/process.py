@@ -23,17 +23,8 @@ import uvloop
 
 from dataplane.config import Config
 from dataplane.errors import DataplaneError, InternalError, to_wire
-from dataplane.host.folders import (
-    Folders,
-    Ownership,
-    Record,
-    claim,
-    plane_folders,
-    remove_unowned,
-    sweep,
-    write_record,
-    write_secret,
-)
+from dataplane.host.folders import Folders, Ownership, claim, plane_folders, remove_unowned, sweep
+from dataplane.host.records import Record, write_record, write_secret
 from dataplane.server.plane import PlaneServer, prepare_process
 from dataplane.wire.auth import SECRET_BYTES
 

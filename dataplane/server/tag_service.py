@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dataplane.codec.template import Template
-from dataplane.errors import InvalidRequest
+from dataplane.codec.template import Templates
+from dataplane.errors import InvalidRequest, PermissionDenied
 from dataplane.server.clearing import clear_where
 from dataplane.server.connection import Connection, Verb
 from dataplane.server.freeing import Freeing, RemoteValues, Values
@@ -57,7 +57,7 @@ class TagService:
         self._begun: dict[tuple[str, int], Revision] = {}
         """Where puts began that have not arrived whole, by store and its token."""
         self._on_destroy = on_destroy
-        self._templates: dict[bytes, Template] = {}
+        self._templates = Templates()
         self.verbs: dict[str, Verb] = {
             "put_tags": self._put_tags,
             "publish": self._publish,
@@ -164,12 +164,7 @@ class TagService:
 
     def _placement(self, store_id: str, block: Body) -> Placement:
         number, segment, offset, nbytes, blob, rows, lengths = block
-        template = self._templates.get(blob)
-        if template is None:
-            template = Template.parse(blob)
-            if len(self._templates) > 4096:
-                self._templates.clear()
-            self._templates[blob] = template
+        template = self._templates.parse(blob)
         return Placement(store_id, number, segment, offset, nbytes, template, rows, lengths)
 
     def _put_tags(self, connection: Connection, number: int, body: Body) -> None:
@@ -219,7 +214,7 @@ class TagService:
 
     def _only_stores(self, connection: Connection) -> None:
         if connection.role != "store":
-            raise InvalidRequest("only a value store may ask this")
+            raise PermissionDenied("only a value store may ask this")
 
     def _stores(self, connection: Connection, number: int, body: Body) -> None:
         connection.reply(number, {v.store_id: v.address for v in self.freeing.stores.values()})
@@ -341,6 +336,8 @@ class TagService:
         return counts
 
     def _destroy(self, connection: Connection, number: int, body: Body) -> None:
+        if body != []:
+            raise InvalidRequest("destroy takes nothing")
         connection.reply(number, None)
         asyncio.get_running_loop().call_later(0.01, self._on_destroy)
 

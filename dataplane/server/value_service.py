@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dataplane.codec.template import Template
+from dataplane.codec.template import Templates
 from dataplane.errors import DataplaneError, InvalidRequest
 from dataplane.server.connection import Connection, Payload, Verb
 from dataplane.values.blocks import Extent
@@ -72,7 +72,7 @@ class ValueService:
         self.store = store
         self.tags = tags
         store.repack = self.repack
-        self._templates: dict[bytes, Template] = {}
+        self._templates = Templates()
         self._last_token = 0
         self.verbs: dict[str, Verb] = {
             "reserve": self._reserve,
@@ -93,7 +93,7 @@ class ValueService:
         if header.kind != "put_block":
             raise InvalidRequest(f"the verb {header.kind!r:.80} takes no payload")
         _, _, blob, rows, lengths, timeout_s = header.body
-        expected = self._template(blob).block_bytes(lengths, rows)
+        expected = self._templates.parse(blob).block_bytes(lengths, rows)
         if expected != nbytes:
             raise InvalidRequest(
                 f"a block of {nbytes} bytes where its template and row lengths say {expected}"
@@ -114,17 +114,6 @@ class ValueService:
 
         place.add_done_callback(on_room)
         return granted
-
-    def _template(self, blob: object) -> Template:
-        if type(blob) is not bytes:
-            raise InvalidRequest("a block template is packed bytes")
-        template = self._templates.get(blob)
-        if template is None:
-            template = Template.parse(blob)
-            if len(self._templates) > 4096:
-                self._templates.clear()
-            self._templates[blob] = template
-        return template
 
     def begun(self) -> int:
         """Tell the tag store that a put has begun; the token that its publication names."""
@@ -182,7 +171,7 @@ class ValueService:
         if extent is None:
             raise InvalidRequest(f"block {block!r:.80} is not reserved by this client: put again")
         _, _, blob, rows, lengths = put
-        expected = self._template(blob).block_bytes(lengths, rows)
+        expected = self._templates.parse(blob).block_bytes(lengths, rows)
         if expected != extent.nbytes:
             # The writer has stopped copying, so what it reserved can go.
             self.store.abort(block, connection)
@@ -261,7 +250,7 @@ class ValueService:
             old = self.store.blocks.extent(block)
             if old is None:
                 continue
-            plan = plan_repack(self._template(blob), rows, lengths, keep, fields)
+            plan = plan_repack(self._templates.parse(blob), rows, lengths, keep, fields)
             pinned = self.store.blocks.pin([block], self)
             if pinned.gone:
                 continue

@@ -43,6 +43,32 @@ class Change(NamedTuple):
     """Slots that a clear emptied, in step with `keys`; None for a write."""
 
 
+PAGE_CHANGES = 128
+
+
+class _Log:
+    """The changes of one partition, in pages: a reader that walks in slices keeps the pages, and
+    need not copy a million changes to be safe from those that come and go meanwhile."""
+
+    __slots__ = ("pages", "start")
+
+    def __init__(self) -> None:
+        self.pages: deque[list[Change]] = deque()
+        self.start = 0
+        """Where the oldest change is in the first page; those before it have expired."""
+
+    def append(self, change: Change) -> None:
+        if not self.pages or len(self.pages[-1]) == PAGE_CHANGES:
+            self.pages.append([])
+        self.pages[-1].append(change)
+
+    def drop_oldest(self) -> None:
+        self.start += 1
+        if self.start == len(self.pages[0]):
+            self.pages.popleft()
+            self.start = 0
+
+
 class History:
     """Changes newest last; `floor` is the last revision that it no longer covers."""
 
@@ -53,22 +79,40 @@ class History:
         self.size = 0
         """Changed keys held, a key counted once per change."""
         self._all: deque[Change] = deque()
-        self._of: dict[str, deque[Change]] = {}
+        self._of: dict[str, _Log] = {}
 
     def append(self, change: Change) -> None:
         self._all.append(change)
         of = self._of.get(change.partition_id)
         if of is None:
-            of = self._of[change.partition_id] = deque()
+            of = self._of[change.partition_id] = _Log()
         of.append(change)
         self.size += len(change.keys)
 
     def since(self, partition_id: str, n: int) -> Iterator[Change]:
         """Changes of the partition after revision n, newest first. n is not below the floor."""
-        for change in reversed(self._of.get(partition_id, ())):
-            if change.n <= n:
-                return
-            yield change
+        for page in self.pages_since(partition_id, n):
+            for change in reversed(page):
+                if change.n <= n:
+                    return
+                yield change
+
+    def pages_since(self, partition_id: str, n: int) -> list[list[Change]]:
+        """The same in pages, newest page first, oldest change of a page first. What happens to
+        the history later does not show in them; changes up to n may."""
+        of = self._of.get(partition_id)
+        if of is None:
+            return []
+        pages: list[list[Change]] = []
+        for page in reversed(of.pages):
+            if page[-1].n <= n:
+                break
+            pages.append(page)
+        if len(pages) == len(of.pages):
+            pages[-1] = pages[-1][of.start :]
+        if pages:
+            pages[0] = pages[0].copy()  # the one that still grows
+        return pages
 
     def covers(self, n: int) -> bool:
         """Whether every change after revision n is still here."""
@@ -86,8 +130,8 @@ class History:
             return None
         self._all.popleft()
         of = self._of[oldest.partition_id]
-        of.popleft()
-        if not of:
+        of.drop_oldest()
+        if not of.pages:
             del self._of[oldest.partition_id]
         self.size -= len(oldest.keys)
         self.floor = oldest.n

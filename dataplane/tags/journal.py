@@ -26,7 +26,6 @@ _RECORD = struct.Struct("<II")
 PUT = 1
 CLEAR = 2
 REPACK = 3
-CLIENT = 4
 STORE = 5
 
 

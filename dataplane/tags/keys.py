@@ -11,13 +11,15 @@ from typing import Any, cast
 
 import msgpack
 
+from dataplane.codec.tags import MAX_TAG_BYTES, MAX_TAG_NAME_BYTES
 from dataplane.errors import InvalidRequest, quote
 from dataplane.types import Tags
 
 MAX_KEY_BYTES = 1024
-MAX_TAG_BYTES = 64 << 10
-MAX_TAGS = 1024
 MAX_KEYS = 65_536
+
+MAX_TAG_DEPTH = 256
+"""Lists and maps inside each other in one key's tags; msgpack unpacks more than it packs."""
 
 MAX_GOOD_NAMES = 4096
 _GOOD_NAMES: set[str] = set()
@@ -122,7 +124,9 @@ def unpack_tags(packed: bytes | memoryview, keys: Sequence[str]) -> tuple[list[T
             f"the tags of key {quote([keys[large]])} take {sizes[large]} bytes; at most "
             f"{MAX_TAG_BYTES} are kept: store what is large as a field"
         )
-    _check_tag_names(set[str]().union(*tags))
+    _check_tag_names(set[str]().union(*tags), tags, keys)
+    if sizes and max(sizes) > MAX_TAG_DEPTH:  # every list and map takes a byte at least
+        _check_depth(tags, keys)
     return tags, sizes
 
 
@@ -141,19 +145,46 @@ def _unpack_one(packed: bytes | memoryview, key: str) -> tuple[list[Tags], list[
             f"the tags of key {quote([key])} take {len(packed)} bytes; at most "
             f"{MAX_TAG_BYTES} are kept: store what is large as a field"
         )
-    _check_tag_names(cast("Tags", tags))
-    return [cast("Tags", tags)], [len(packed)]
+    both = [cast("Tags", tags)]
+    _check_tag_names(both[0], both, [key])
+    if len(packed) > MAX_TAG_DEPTH:
+        _check_depth(both, [key])
+    return both, [len(packed)]
 
 
-def _check_tag_names(names: Iterable[str]) -> None:
+def _check_depth(tags: Sequence[Tags], keys: Sequence[str]) -> None:
+    for key, of in zip(keys, tags, strict=True):
+        inner: list[Any] = [of]
+        for _ in range(MAX_TAG_DEPTH):
+            inner = [
+                value
+                for outer in inner
+                for value in (outer.values() if type(outer) is dict else outer)
+                if type(value) in (dict, list)
+            ]
+            if not inner:
+                break
+        else:
+            raise InvalidRequest(
+                f"the tags of key {quote([key])} are lists and maps more than {MAX_TAG_DEPTH} deep"
+            )
+
+
+def _check_tag_names(
+    names: Iterable[str], tags: Sequence[Tags], keys: Sequence[str]
+) -> None:
     for name in names:
         if name in _GOOD_NAMES:
             continue
-        if type(name) is not str or not 0 < len(name.encode("utf-8", "replace")) <= 256 or (
-            not name.isprintable()
+        if (
+            type(name) is not str
+            or not 0 < len(name.encode("utf-8", "replace")) <= MAX_TAG_NAME_BYTES
+            or not name.isprintable()
         ):
+            key = next(key for key, of in zip(keys, tags, strict=True) if name in of)
             raise InvalidRequest(
-                f"a tag name is a printable string of 1 to 256 bytes, not {name!r:.80}"
+                f"a tag name is a printable string of 1 to {MAX_TAG_NAME_BYTES} bytes, "
+                f"not {name!r:.80} as of key {quote([key])}"
             )
         if len(_GOOD_NAMES) < MAX_GOOD_NAMES:
             _GOOD_NAMES.add(name)

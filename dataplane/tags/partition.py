@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgpack
 
+from dataplane.codec.tags import MAX_TAG_BYTES, MAX_TAGS
 from dataplane.errors import (
     AlreadyWritten,
     InvalidRequest,
@@ -19,19 +20,9 @@ from dataplane.errors import (
     StaleWrite,
     quote,
 )
-from dataplane.tags.keys import MAX_TAG_BYTES, MAX_TAGS
+from dataplane.tags.layers import Layers, cover, live_fields, moved, release, release_whole
 from dataplane.tags.placement import Placement
-from dataplane.tags.rows import (
-    CHUNK_ROWS,
-    SHARDS,
-    Chunk,
-    KeyIndex,
-    Layers,
-    Row,
-    Slot,
-    Slots,
-    Tombstone,
-)
+from dataplane.tags.rows import CHUNK_ROWS, SHARDS, Chunk, KeyIndex, Row, Slot, Slots, Tombstone
 from dataplane.types import FieldSchema, Tags
 
 
@@ -269,7 +260,8 @@ class Partition:
                         whole.setdefault(layers[0], []).append(layers[1])
                         layers = (placement, i)
                     else:
-                        layers = self._cover(layers, placement, i, dead)
+                        layers, nbytes = cover(layers, placement, i, dead)
+                        self.payload_bytes -= nbytes
                 self._replace(slot, position, tag, size, layers, revision)
                 positions.append(position)
             else:
@@ -277,7 +269,7 @@ class Partition:
                 cleared_at = slot.revision if type(slot) is Tombstone else 0
                 fresh.append(Row(key, tag, size, layers, revision, cleared_at))
                 positions.append(-len(fresh))  # not known yet
-        dead += self._release_whole(whole)
+        self.payload_bytes -= release_whole(whole, dead)
         if fresh:
             first = self.slots.extend(fresh)
             positions = [p if p >= 0 else first - p - 1 for p in positions]
@@ -312,30 +304,6 @@ class Partition:
         chunk.rows[position & (CHUNK_ROWS - 1)] = Row(
             row.key, merged, total, layers, revision, row.cleared_at
         )
-
-    def _cover(self, layers: Layers, new: Placement, at: int, dead: list[Placement]) -> Layers:
-        """The layers of a row under a new one; cells that it covers die."""
-        kept: list[Placement | int] = [new, at]
-        covered = set[str]()
-        arriving = new.template.index
-        for k in range(0, len(layers), 2):
-            old: Placement = layers[k]
-            row: int = layers[k + 1]
-            left = False
-            for name in old.template.names:
-                if name in covered:
-                    continue
-                if name in arriving:
-                    old.live -= 1
-                    self.payload_bytes -= old.field_bytes(name, row)
-                else:
-                    left = True
-            covered.update(old.template.names)
-            if left:
-                kept += (old, row)
-            if not old.live:
-                dead.append(old)
-        return tuple(kept)
 
     def _learn(self, placement: Placement) -> None:
         template = placement.template
@@ -391,31 +359,9 @@ class Partition:
                 # A row's only layer has no dead cell: whatever covered one would be a layer too.
                 taken.setdefault(layers[0], []).append(layers[1])
             elif layers:
-                self._release_covered(layers, dead)
-        return dead + self._release_whole(taken)
-
-    def _release_whole(self, taken: dict[Placement, list[int]]) -> list[Placement]:
-        """Let go of all cells of these rows of placements; returns the placements that died."""
-        for placement, rows in taken.items():
-            placement.live -= len(rows) * len(placement.template.columns)
-            if len(rows) == placement.rows:
-                self.payload_bytes -= placement.payload_bytes
-            else:
-                self.payload_bytes -= int(placement.cell_bytes[:, rows].sum())
-        return [placement for placement in taken if not placement.live]
-
-    def _release_covered(self, layers: Layers, dead: list[Placement]) -> None:
-        covered = set[str]()
-        for k in range(0, len(layers), 2):
-            placement: Placement = layers[k]
-            row: int = layers[k + 1]
-            for name in placement.template.names:
-                if name not in covered:
-                    placement.live -= 1
-                    self.payload_bytes -= placement.field_bytes(name, row)
-            covered.update(placement.template.names)
-            if not placement.live:
-                dead.append(placement)
+                self.payload_bytes -= release(layers, dead)
+        self.payload_bytes -= release_whole(taken, dead)
+        return dead
 
     # -- repack ------------------------------------------------------------------------------
 
@@ -426,7 +372,7 @@ class Partition:
             slot = self.slots.at(position)
             if type(slot) is not Row:
                 continue
-            live = _live_fields(slot.layers, placement, row)
+            live = live_fields(slot.layers, placement, row)
             if live:
                 found.append((row, position, live))
         return found
@@ -445,38 +391,19 @@ class Partition:
             slot = self.slots.at(position)
             if type(slot) is not Row:
                 continue
-            live = _live_fields(slot.layers, old, row)
+            live = live_fields(slot.layers, old, row)
             if not live or not live <= names:
                 continue
-            layers = list(slot.layers)
-            k = _layer_of(slot.layers, old, row)
-            layers[k : k + 2] = [new, at]
+            layers = moved(slot.layers, old, row, new, at)
             chunk = self.slots.writable(position)
             chunk.rows[position & (CHUNK_ROWS - 1)] = Row(
-                slot.key, slot.tags, slot.tag_bytes, tuple(layers), slot.revision, slot.cleared_at
+                slot.key, slot.tags, slot.tag_bytes, layers, slot.revision, slot.cleared_at
             )
             old.live -= len(live)
             new.live += len(live)
         new.partition_id = self.partition_id
         new.positions = [position for _, position in moves]
         return [placement for placement in (old, new) if not placement.live]
-
-
-def _layer_of(layers: Layers, placement: Placement, row: int) -> int:
-    for k in range(0, len(layers), 2):
-        if layers[k] is placement and layers[k + 1] == row:
-            return k
-    return -1
-
-
-def _live_fields(layers: Layers, placement: Placement, row: int) -> frozenset[str]:
-    k = _layer_of(layers, placement, row)
-    if k < 0:
-        return frozenset()
-    live = set(placement.template.names)
-    for newer in range(0, k, 2):
-        live -= set(layers[newer].template.names)
-    return frozenset(live)
 
 
 def _compact(positions: list[int]) -> Sequence[int]:
@@ -487,4 +414,3 @@ def _compact(positions: list[int]) -> Sequence[int]:
     ):
         return range(first, first + len(positions))
     return positions
-

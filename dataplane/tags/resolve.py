@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataplane.errors import FieldNotFound, KeyNotFound, quote
+from dataplane.tags.layers import Layers
 from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
-from dataplane.tags.rows import SHARDS, Layers, Row
+from dataplane.tags.rows import SHARDS, Row
 
 Answer = list[Any]
 """[keys | None, fields, schema, stores, templates, blocks, groups] as `wire.messages` documents."""
@@ -126,9 +127,9 @@ def _places(
             members = [i for i, layer in enumerate(plan) if layer == k]
             groups.append([members, *table.assign(rows, k)])
     else:
+        plan_of = [plans[_signature(row.layers)] for row in rows]
         for i in range(len(fields)):
-            layer_of = [plans[_signature(row.layers)][i] for row in rows]
-            groups.append([[i], *table.assign_each(rows, layer_of)])
+            groups.append([[i], *table.assign_each(rows, [plan[i] for plan in plan_of])])
     return [*table.wire(), groups]
 
 

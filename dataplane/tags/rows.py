@@ -8,8 +8,9 @@ chunk sees one moment. Slots are handed out in order and never reused, which mak
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dataplane.tags.layers import Layers
 from dataplane.types import Tags
 
 if TYPE_CHECKING:
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
 CHUNK_BITS = 10
 CHUNK_ROWS = 1 << CHUNK_BITS
 SHARDS = 256
-
-Layers = tuple[Any, ...]
-"""Where a row's fields are: Placement, row in it (int), Placement, row in it, ... newest first.
-Flat rather than pairs, which would be one more object for each of millions of rows; what is taken
-out of it is annotated on the spot.
-
-A field lies in the first layer whose template has it; the same field in later layers is dead.
-"""
 
 
 class Row:

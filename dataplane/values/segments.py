@@ -19,19 +19,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.errors import InternalError, InvalidRequest, QuotaExceeded, Unreachable
+from dataplane.errors import InternalError, QuotaExceeded, Unreachable
+from dataplane.values.budget import mb, mount_of
 from dataplane.values.extents import PAGE, round_up
 
 MAGIC = b"DPSEG1\0\0"
 FORMAT = 1
 _HEADER = struct.Struct("<8sI4x32s64sQQ16s")  # fills the start of the first page
 NONCE_BYTES = 16
-
-SEGMENT_BYTES = 64 << 20
-"""A segment where there is room for several."""
-MIN_SEGMENT_BYTES = 4 << 20
-"""Below this a store does not start."""
-_MAX_MARGIN_BYTES = 64 << 20
 
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14; the mmap module has no name for it
 _POPULATE_STEP = 1 << 20
@@ -230,64 +225,6 @@ def open_segment(
     return Mapping(header, mapping, writable=writable)
 
 
-class Budget(NamedTuple):
-    """How much shared memory a store may take, and in what pieces."""
-
-    capacity_bytes: int
-    segment_bytes: int
-
-
-def shared_memory_budget(
-    folder: str | os.PathLike[str],
-    setting: int | None,
-    reserved_bytes: int = 0,
-    *,
-    cgroup_root: str | os.PathLike[str] = "/sys/fs/cgroup",
-    membership: str | os.PathLike[str] = "/proc/self/cgroup",
-) -> Budget:
-    """What a store in `folder` can have: the least of the setting, the mount and the cgroup.
-
-    `reserved_bytes` is what others of this node will still take there (Ray's object store).
-
-    Raises:
-        InvalidRequest: that is less than one segment of the smallest size. It says what is
-            there, and what to mount or to set.
-    """
-    if setting is not None and setting < MIN_SEGMENT_BYTES:
-        raise InvalidRequest(
-            f"the shared memory setting of {setting} bytes is less than one segment: "
-            f"set at least {_mb(MIN_SEGMENT_BYTES)}, or none"
-        )
-    mount, free = _mount_room(folder)
-    margin = min(free // 16, _MAX_MARGIN_BYTES)
-    rooms = {"mount": free - margin - reserved_bytes}
-    cgroup = _cgroup_room(Path(cgroup_root), Path(membership))
-    if cgroup is not None:
-        rooms["cgroup"] = cgroup - reserved_bytes
-    if setting is not None:
-        rooms["setting"] = setting
-    least = min(rooms, key=rooms.__getitem__)
-    capacity = rooms[least] // PAGE * PAGE
-    if capacity < MIN_SEGMENT_BYTES:
-        kept = f" ({_mb(reserved_bytes)} of it kept for others)" if reserved_bytes else ""
-        # Twice the smallest segment leaves room for the margin.
-        need = _mb(2 * MIN_SEGMENT_BYTES + reserved_bytes)
-        raise InvalidRequest(
-            f"{mount} has {_mb(free)} free{kept}; the value store needs at least {need}: start "
-            f"the container with --shm-size=1g or more, mount a larger tmpfs at {mount}, "
-            "or set another folder"
-            if least == "mount"
-            else f"the memory limit of this cgroup leaves {_mb(cgroup or 0)}{kept}; the value "
-            f"store needs at least {need}: raise the container's memory limit"
-        )
-    segment = max(MIN_SEGMENT_BYTES, min(SEGMENT_BYTES, capacity // 4 // PAGE * PAGE))
-    return Budget(capacity, segment)
-
-
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.1f} MB"
-
-
 def _padded(what: str, text: str, width: int) -> bytes:
     raw = text.encode()
     if len(raw) > width or b"\0" in raw:
@@ -301,9 +238,9 @@ def _creation_error(error: OSError, path: Path, size: int) -> QuotaExceeded | In
     usage = os.statvfs(path.parent)
     limit = usage.f_blocks * usage.f_frsize
     used = limit - usage.f_bavail * usage.f_frsize
-    mount = _mount_of(path.parent)
+    mount = mount_of(path.parent)
     return QuotaExceeded(
-        f"{mount} has no room for a segment of {_mb(size)} ({_mb(used)} of {_mb(limit)} used): "
+        f"{mount} has no room for a segment of {mb(size)} ({mb(used)} of {mb(limit)} used): "
         f"clear rows, or mount a larger tmpfs at {mount}",
         used_bytes=used,
         limit_bytes=limit,
@@ -335,80 +272,3 @@ def _verified(fd: int, plane_id: str, nonce: bytes, segment_id: int) -> Header:
         # Mapping beyond the end of the file would be a SIGBUS at the first touch.
         raise ValueError(f"it says {header.size} bytes and has {status.st_size}")
     return header
-
-
-def _mount_of(folder: str | os.PathLike[str]) -> Path:
-    path = Path(os.path.realpath(folder))
-    while not os.path.ismount(path):
-        path = path.parent
-    return path
-
-
-def _mount_room(folder: str | os.PathLike[str]) -> tuple[Path, int]:
-    try:
-        usage = os.statvfs(folder)
-    except OSError as error:
-        raise InvalidRequest(
-            f"the folder for shared memory, {folder!s}, cannot be used: {error.strerror}; "
-            "mount a tmpfs there, or set another folder"
-        ) from error
-    free = usage.f_bavail * usage.f_frsize
-    if not usage.f_blocks:
-        # A tmpfs mounted without a limit says 0: the machine's memory is the limit.
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return _mount_of(folder), free
-
-
-def _cgroup_room(root: Path, membership: Path) -> int | None:
-    """Bytes that this process's cgroup, or one above it, still allows; None without a limit."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        lines = []
-    rooms: list[int] = []
-    for controller, limit_name, usage_name, cache_names in (
-        ("", "memory.max", "memory.current", ("inactive_file", "active_file")),
-        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-         ("total_inactive_file", "total_active_file")),
-    ):  # fmt: skip
-        top = root / controller
-        for folder in _cgroup_folders(top, lines, controller):
-            limit = _number(folder / limit_name)
-            if limit is None or limit >= 1 << 60:  # v1 writes "no limit" as nearly 2^63
-                continue
-            usage = _number(folder / usage_name) or 0
-            rooms.append(limit - max(0, usage - _file_cache(folder, cache_names)))
-    return min(rooms, default=None)
-
-
-def _cgroup_folders(top: Path, lines: list[str], controller: str) -> list[Path]:
-    """The folders of this process's cgroup and all above it, as far as they are visible.
-
-    In a container the path may be one of the host, which is not there: then only `top`, which is
-    the container's own.
-    """
-    folders = [top]
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        parts = [part for part in path.split("/") if part]
-        if controller in controllers.split(",") and ".." not in parts:
-            folders += [top.joinpath(*parts[:n]) for n in range(1, len(parts) + 1)]
-    return folders
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # not there, or "max"
-        return None
-
-
-def _file_cache(folder: Path, names: tuple[str, ...]) -> int:
-    """Bytes of file cache, which the kernel drops before it refuses memory to anyone."""
-    try:
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    counts = dict(line.split(" ", 1) for line in lines if " " in line)
-    return sum(int(counts.get(name, 0)) for name in names)

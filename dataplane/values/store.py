@@ -20,8 +20,9 @@ from typing import Any
 
 from dataplane.errors import DataplaneError, QuotaExceeded
 from dataplane.values.blocks import BlockTable, Extent, segment_size_for
+from dataplane.values.budget import Budget
 from dataplane.values.extents import PAGE, round_up
-from dataplane.values.segments import Budget, Segment, create
+from dataplane.values.segments import Segment, create
 
 log = logging.getLogger("dataplane.values")
 

@@ -43,6 +43,13 @@ class Tls:
     key: Path
     ca: Path
 
+    def refused(self, address: Address) -> str:
+        """What it means that a server closed the connection as soon as it was wrapped."""
+        return (
+            f"TLS with {address} failed: it does not accept the certificate {self.cert}, or it "
+            "has just ended"
+        )
+
     def server(self) -> ssl.SSLContext:
         """The context of a listening side; it asks for the client's certificate."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.ca)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -80,16 +81,24 @@ class Channel(asyncio.BufferedProtocol):
         elif address.tcp is not None:
             host, port = address.tcp
             context = tls.client() if tls else None
-            transport, channel = await loop.create_connection(
-                lambda: cls(on_request), host, port, ssl=context
-            )
+            try:
+                transport, channel = await loop.create_connection(
+                    lambda: cls(on_request), host, port, ssl=context
+                )
+            except ssl.SSLError as error:
+                raise Unauthenticated(f"TLS with {address} failed: {error}") from error
             raw: Any = transport.get_extra_info("socket")
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         else:
             raise Unreachable(f"no way from here to {address}")
         try:
-            challenge = await channel._challenge
+            try:
+                challenge = await channel._challenge
+            except Broken as error:
+                if tls is None or local:
+                    raise
+                raise Unauthenticated(tls.refused(address)) from error
             mine = os.urandom(auth.CHALLENGE_BYTES)
             proof = auth.client_proof(secret, challenge, mine)
             answer = await channel.call("hello", [client_id, role, plane_id, mine, proof])
@@ -154,6 +163,15 @@ class Channel(asyncio.BufferedProtocol):
         if self._transport is not None:  # pyright: ignore[reportUnnecessaryComparison]
             self._transport.close()
 
+    def is_sending(self) -> bool:
+        """Whether some bytes have not left for the kernel yet."""
+        return self._transport.get_write_buffer_size() > 0
+
+    def abort(self) -> None:
+        """Close at once, without the bytes that have not left yet."""
+        self.closed = True
+        self._transport.abort()
+
     def fileno(self) -> int:
         """The socket's descriptor, so that a forked child can close its copy."""
         raw: Any = self._transport.get_extra_info("socket")
@@ -166,7 +184,8 @@ class Channel(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        error = Broken(str(exc) if exc else CLOSED)
+        # What the peer may not send, it may not be asked to send again.
+        error = exc if isinstance(exc, DataplaneError) else Broken(str(exc) if exc else CLOSED)
         if not self._challenge.done():
             self._challenge.set_exception(error)
             self._challenge.exception()  # a connect that was given up does not look

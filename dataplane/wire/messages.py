@@ -75,7 +75,9 @@ class PutMeta(NamedTuple):
             meta = cls(*parts)
         except Exception:
             raise InvalidRequest("a put's meta is not the expected list") from None
-        _, _, flags, number, settled, seen, stamp = meta
+        partition_id, _, flags, number, settled, seen, stamp = meta
+        if type(partition_id) is not str:
+            raise InvalidRequest(f"a partition_id is a string, not {partition_id!r:.80}")
         if not (type(flags) is type(number) is type(settled) is int) or not (
             0 <= flags < 256 and 0 <= settled < number < 1 << 63
         ):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import os
-import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -84,8 +84,8 @@ class Plane:
     ) -> Any:
         """The result of a verb of the client's core, effect by effect.
 
-        `before` sees each effect before it is done; `after` sees it with what came of it, and may
-        raise, so that the verb sees that error instead.
+        `before` sees each effect before it is done; `after` sees it with what came of it. What
+        they raise, the verb sees as the outcome: `Broken` is a connection that ended.
         """
         client = _bare(self.client)
         driven = client._drive(_watched(verb, before, after), self.deadline())
@@ -150,14 +150,6 @@ def _watched(
                 effect = verb.send(value)
     except StopIteration as end:
         return end.value
-
-
-def break_connection(lane: Any) -> None:
-    """End the connection of a lane under its user's feet."""
-    if hasattr(lane, "channel"):
-        lane.channel._transport.abort()
-    else:
-        lane.connection._socket.shutdown(socket.SHUT_RDWR)
 
 
 # -- the kinds -------------------------------------------------------------------------------
@@ -309,6 +301,12 @@ class TwoNodes:
             return getattr(self.here, verb)(*args, **named)
         return self.on_other_node(verb, *args, **named)
 
+    def there_put(self, *args: Any, **named: Any) -> dataplane.KVBatchMeta:
+        return self.on_other_node("kv_put", *args, **named)
+
+    def there_get(self, *args: Any, **named: Any) -> dataplane.Rows:
+        return self.on_other_node("kv_batch_get", *args, **named)
+
     def on_other_node(self, verb: str, *args: Any, **named: Any) -> Any:
         """What the verb says there."""
         import ray
@@ -325,11 +323,15 @@ class TwoNodes:
         return getattr(self.here, name)
 
     def close(self) -> None:
+        assert [path for path in self.leave() if self.plane_id in path] == []
+
+    def leave(self) -> list[str]:
+        """End the process of the other node; the segments that it opened."""
         import ray
 
         opened = ray.get(self.there.leave.remote(), timeout=30.0)
-        assert [path for path in opened if self.plane_id in path] == []
         ray.kill(self.there)
+        return opened
 
 
 def other_node(name: str, settings: dict[str, Any], node_id: str) -> Any:
@@ -373,6 +375,8 @@ class OtherNode:
 
 
 # -- a plane in a thread of this process -----------------------------------------------------
+
+_threads = itertools.count()
 
 
 class ThreadPlane:
@@ -426,7 +430,7 @@ class ThreadPlane:
 @contextmanager
 def thread_plane(settings: dict[str, Any]) -> Iterator[ThreadPlane]:
     with running_loop() as loop:
-        plane = ThreadPlane(loop, f"thread-{os.getpid()}", settings)
+        plane = ThreadPlane(loop, f"thread-{os.getpid()}-{next(_threads)}", settings)
         try:
             yield plane
         finally:

@@ -427,10 +427,20 @@ def test_512_keys_in_one_call_are_one_hop_on_the_tag_store(
         eventually(lambda: "unpin" in requests.heard, "the reader has let go")
         assert requests.heard == ["resolve", "pin", "unpin"]
         requests.heard.clear()
+        client.kv_batch_get(keys[:1], "p", ["x"])
+        eventually(lambda: "unpin" in requests.heard, "the reader has let go")
+        assert len(requests.heard) == 3, "as many as for all of them"
+        requests.heard.clear()
         client.kv_batch_put(keys, "p", None, [{"n": 1}] * 512)
         client.kv_list("p")
         client.kv_clear(keys, "p")
         assert requests.heard == ["put_tags", "list", "clear"]
+        requests.heard.clear()
+        client.kv_batch_put(keys, "p", {"x": torch.zeros(512, 100_000 // 512).long()})
+        assert requests.heard == ["reserve", "commit"]
+        requests.heard.clear()
+        client.kv_put("k", "p", {"x": torch.arange(3)})
+        assert requests.heard == [], "its block is the only request, and comes with it"
 
 
 def test_a_key_without_the_field_is_named_among_its_siblings(client: Any, partition: str) -> None:

@@ -59,7 +59,13 @@ def test_a_subset_of_fields_is_what_comes(client: Any, filled: str) -> None:
 
 @pytest.mark.parametrize(
     ("select", "words"),
-    [("x", r"\['x'\]"), (["x", "x"], "twice"), ([5], "field names"), (5, "int"), (["\ud800"], "Unicode")],
+    [
+        ("x", r"\['x'\]"),
+        (["x", "x"], "twice"),
+        ([5], "field names"),
+        (5, "int"),
+        (["\ud800"], "Unicode"),
+    ],
 )
 def test_wrong_selections_are_refused(client: Any, filled: str, select: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):

@@ -295,7 +295,8 @@ def test_clear_where_removes_what_a_listing_would_show(
 
 
 @pytest.mark.parametrize(
-    ("keys", "where"), [(None, None), (["k0"], {}), ("k0", None), (5, None), (None, {"a": {"~": 1}})]
+    ("keys", "where"),
+    [(None, None), (["k0"], {}), ("k0", None), (5, None), (None, {"a": {"~": 1}})],
 )
 def test_clear_says_what_is_wrong_with_its_arguments(
     client: Any, filled: str, keys: Any, where: Any
@@ -308,7 +309,8 @@ def test_clear_says_what_is_wrong_with_its_arguments(
 def test_a_clear_is_seen_at_one_revision(plane: Plane, client: Any, partition: str) -> None:
     count = 5000
     keys = [f"k{i}" for i in range(count)]
-    client.kv_batch_put(keys, partition, {"x": torch.arange(count)}, [{"g": i % 2} for i in range(count)])
+    tags = [{"g": i % 2} for i in range(count)]
+    client.kv_batch_put(keys, partition, {"x": torch.arange(count)}, tags)
     before = client.kv_list(partition, limit=0).revision
     assert client.kv_clear(None, partition, where={"g": 1}) == count // 2
     changed = client.kv_list(partition, since=before)

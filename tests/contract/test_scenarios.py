@@ -14,7 +14,8 @@ from dataplane.client.get import GetOptions, get_batch
 from dataplane.client.put import put_batch
 from dataplane.client.sync import Client
 from dataplane.errors import FieldNotFound, KeyNotFound, SchemaMismatch, StaleWrite
-from tests.contract.planes import Plane, break_connection, embedded_sync
+from dataplane.wire.channel import Broken
+from tests.contract.planes import Plane, embedded_sync
 
 LARGE = 100_000
 """int64 entries of a row that is over the limit of small puts."""
@@ -68,9 +69,9 @@ def test_a_repeated_write_is_judged_from_what_its_client_had_seen_when_it_began(
         if asks(effect, "put_block"):
             tries.append(effect.verb)
             if len(tries) == 1:
-                break_connection(effect.lane)
                 assert plane.witness.kv_clear(["A"], partition) == 1
                 plane.witness.kv_put("B", partition, {"x": ints(9)})
+                raise Broken("before a byte of it was sent")
 
     late = put_batch(
         plane.core, ["A"], partition, {"x": [ints(7)]}, None, 0, deadline=plane.deadline()

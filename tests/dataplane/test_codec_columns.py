@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
-from dataplane.codec import columns
-from dataplane.codec.columns import Encoded, encode_batch, encode_row
 from dataplane.codec.dtypes import DTYPE, as_tensor, byte_view
+from dataplane.codec.encode import encode_batch, encode_row
+from dataplane.codec.encoded import SERIAL_ITEMS, Encoded
 from dataplane.codec.objects import unpack
 from dataplane.codec.template import ITEM_BYTES, OBJECT, Template
 from dataplane.errors import InvalidRequest, SchemaMismatch
@@ -232,7 +232,7 @@ def test_a_list_of_rows_of_any_dtype(name: str):
 
 
 def test_rows_longer_than_a_run_are_joined_in_order():
-    sizes = [5, columns.SERIAL_ITEMS - 5, columns.SERIAL_ITEMS, 7, 40_000, 100, 0, 33_000, 1]
+    sizes = [5, SERIAL_ITEMS - 5, SERIAL_ITEMS, 7, 40_000, 100, 0, 33_000, 1]
     rows = [torch.rand(n) for n in sizes]
     rows[4] = torch.rand(80_000)[::2]
     check(decode(encode_batch(keys(len(sizes)), {"x": rows}))["x"], rows)

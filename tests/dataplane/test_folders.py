@@ -24,15 +24,17 @@ from dataplane.errors import (
 from dataplane.host import folders as folders_module
 from dataplane.host.folders import (
     Folders,
-    Record,
     claim,
-    find,
     mark_ray_session,
     plane_folders,
-    read_record,
-    read_secret,
     remove_unowned,
     sweep,
+)
+from dataplane.host.records import (
+    Record,
+    find,
+    read_record,
+    read_secret,
     write_record,
     write_secret,
 )
@@ -395,7 +397,7 @@ def test_a_lock_that_is_not_given_back_is_a_deadline_and_not_a_hang(
     roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders_module, "_LOCK_WAIT_S", 0.05)
-    with folders_module._root_lock(roots[0]):
+    with folders_module.root_lock(roots[0]):
         for waits in (
             lambda: claim(folders_of(roots)),
             lambda: find("default", roots[0]),
@@ -404,7 +406,7 @@ def test_a_lock_that_is_not_given_back_is_a_deadline_and_not_a_hang(
                 waits()
             assert caught.value.waited_s >= 0.05
     claim(folders_of(roots)).release()
-    with folders_module._root_lock(roots[0]), pytest.raises(DeadlineExceeded):
+    with folders_module.root_lock(roots[0]), pytest.raises(DeadlineExceeded):
         sweep(*roots)
 
 

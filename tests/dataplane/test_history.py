@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.tags.history import Chain, Change, History
+from dataplane.tags.history import PAGE_CHANGES, Chain, Change, History
 
 
 def change(n: int, keys: int = 1, at: float = 0.0, partition_id: str = "p") -> Change:
@@ -115,6 +117,31 @@ def test_what_is_kept_is_a_suffix_within_the_bounds_and_the_floor_is_right_below
         if history.floor:  # it forgets no more than it must
             last = every[history.floor - 1]
             assert history.size + len(last.keys) > 20 or now - last.at > 12.0
+
+
+@pytest.mark.parametrize("first", [0, 1, PAGE_CHANGES - 1, PAGE_CHANGES, 3 * PAGE_CHANGES])
+def test_pages_hold_what_was_there_whatever_happens_later(first: int) -> None:
+    history = History(max_changes=10 * PAGE_CHANGES)
+    count = 6 * PAGE_CHANGES + 5
+    fill(history, [change(n) for n in range(1, count + 1)])
+    pages = history.pages_since("p", first)
+    then = [c.n for page in pages for c in page if c.n > first]
+    assert sorted(then) == list(range(first + 1, count + 1))
+    assert [page[0].n for page in pages] == sorted((page[0].n for page in pages), reverse=True)
+    fill(history, [change(n) for n in range(count + 1, 20 * PAGE_CHANGES)])
+    assert history.floor > first  # what was seen has expired, and more has come
+    assert [c.n for page in pages for c in page if c.n > first] == then
+
+
+def test_pages_of_a_long_history_are_handed_out_without_a_walk_over_it() -> None:
+    history = History()
+    fill(history, [change(n) for n in range(1, 200_001)])
+    started = time.process_time()
+    pages = history.pages_since("p", 0)
+    assert time.process_time() - started < 0.01
+    assert sum(map(len, pages)) == 200_000
+    assert history.pages_since("p", 200_000) == []
+    assert history.pages_since("q", 0) == []
 
 
 def test_a_chain_is_its_parts_in_order_without_a_copy() -> None:

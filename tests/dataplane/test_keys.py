@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataplane.codec.tags import MAX_TAG_BYTES
 from dataplane.errors import InvalidRequest
-from dataplane.tags.keys import (
-    MAX_KEY_BYTES,
-    MAX_KEYS,
-    MAX_TAG_BYTES,
-    check_keys,
-    check_name,
-    unpack_tags,
-)
+from dataplane.tags.keys import MAX_KEY_BYTES, MAX_KEYS, check_keys, check_name, unpack_tags
 
 GOOD = [
     "a", "u1_0_0", "{uid}_{session_id}_{index}", "with space", "ключ", "鍵", "🔑", "a.b", "...",

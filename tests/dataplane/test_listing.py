@@ -88,7 +88,10 @@ def test_kept_columns_are_those_of_the_rows_after_any_changes(seed: int) -> None
             partition = run.store.partition(name)
             for chunk in partition.slots.cut():
                 rows = chunk.live_rows()
-                kept = shown(received([piece_of_chunk(chunk, wanted, partition.schema)]))
+                listing = received([piece_of_chunk(chunk, wanted, partition.schema)])
+                names = {name for row in rows for name in row.tags}
+                assert listing.tag_names == sorted(names if wanted is None else names & wanted)
+                kept = shown(listing)
                 fresh = shown(received([piece_of_rows(rows, wanted, partition.schema)]))
                 assert kept == fresh == expected(rows, partition, wanted)
 
@@ -156,6 +159,17 @@ def test_tag_names_stay_known_when_other_names_were_asked_for_first() -> None:
     assert received(walk(partition)).tags == [{"a": 1}, {"b": 2}]
     put(store, P, ["k1"], tags=[{"c": 3}])
     assert received(walk(partition, frozenset("c"))).tags == [{"c": 3}, {}]
+
+
+def test_a_cut_does_not_learn_the_tag_names_of_later_puts() -> None:
+    store = TagStore(1)
+    put(store, P, ["k1", "k2"], tags=[{"a": 1}, {}])
+    partition = store.partition(P)
+    walk(partition)
+    (chunk,) = partition.slots.cut()
+    put(store, P, ["k1"], tags=[{"later": 1}])
+    listing = received([piece_of_chunk(chunk, None, partition.schema)])
+    assert (listing.tag_names, listing.tags) == (["a"], [{"a": 1}, {}])
 
 
 def test_lengths_are_along_the_dimension_of_the_schema_whatever_a_later_put_says() -> None:

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.errors import InvalidRequest
-from dataplane.tags.query import MAX_DEPTH, MAX_ITEMS, MAX_TERMS, compile_where
+from dataplane.tags.query import compile_where
+from dataplane.tags.where import MAX_DEPTH, MAX_ITEMS, MAX_TERMS
 
 NAN = math.nan
 ROW = {

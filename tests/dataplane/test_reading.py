@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.client.get import _places, _vanished
+from dataplane.client.get import places_of, vanished
 from dataplane.client.reading import FieldRows, merge
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import Row
@@ -124,7 +124,7 @@ def test_blocks_that_are_gone_are_those_of_their_store_though_another_has_the_sa
     put(store, "p", ["b", "c"], far.block(2, {"x": [1, 2]}))
     plan = planned(store, ["b", "a", "c"], partition_id="p")
     for name, keys in (("near", ["a"]), ("far", ["b", "c"])):
-        gone = _places(plan, plan.stores.index(name), [1])
-        error = _vanished("p", plan, gone)
+        gone = places_of(plan, plan.stores.index(name), [1])
+        error = vanished("p", plan, gone)
         assert (error.partition_id, error.keys) == ("p", keys)
-        assert _places(plan, plan.stores.index(name), [2]) == []
+        assert places_of(plan, plan.stores.index(name), [2]) == []

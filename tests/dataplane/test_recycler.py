@@ -206,7 +206,7 @@ def test_threads_never_get_each_others_memory_and_the_sum_stays_right() -> None:
     recycler = Recycler(12 * MIB)
     sizes = [SMALL_BYTES + i * 5000 for i in range(40)]
     failures: list[str] = []
-    end = time.monotonic() + 2.0
+    end = time.monotonic() + 1.0
 
     def work(number: int) -> None:
         random = np.random.default_rng(number)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataplane.codec.tags import MAX_TAG_BYTES, MAX_TAGS
 from dataplane.errors import (
     AlreadyWritten,
     DataplaneError,
@@ -22,7 +23,6 @@ from dataplane.errors import (
     StaleWrite,
 )
 from dataplane.tags.history import History
-from dataplane.tags.keys import MAX_TAG_BYTES, MAX_TAGS
 from dataplane.tags.listing import piece_of_chunk
 from dataplane.tags.placement import Placement
 from dataplane.tags.query import compile_where
@@ -657,6 +657,18 @@ def test_a_repack_of_rows_that_are_all_gone_ends_its_copy() -> None:
     audit(store, [blocks], [copy.block])
 
 
+def test_a_repack_that_lacks_a_live_field_of_a_row_leaves_that_row_where_it_is() -> None:
+    store, blocks = TagStore(1), Blocks()
+    put(store, P, ["a", "b"], blocks.block(2, {"x": [1, 2], "m": [1, 1]}))
+    put(store, P, ["b"], blocks.block(1, {"m": [3]}))
+    old = store.placements["v0", 1]
+    store.apply_repack(old, blocks.block(2, {"x": [1, 2]}), [(0, 0), (1, 1)])
+    cells = {key: live_cells(row) for key, row in rows_of(store, P).items()}
+    assert cells["a"] == {"x": (old, 0), "m": (old, 0)}
+    assert {name: place[0].block for name, place in cells["b"].items()} == {"x": 3, "m": 2}
+    audit(store, [blocks])
+
+
 # -- forgetting
 
 
@@ -676,6 +688,21 @@ def test_tombstones_go_with_history_and_chunks_of_nothing_else_are_dropped() -> 
     assert rows_of(store, P).keys() == {"k0"}
     audit(store)
     put(store, P, ["k1"], now=61.2)  # and the last chunk is still written to
+    audit(store)
+
+
+def test_a_chunk_stays_for_the_sake_of_a_single_row() -> None:
+    store = TagStore(1, History(max_changes=1))
+    keys = [f"k{i}" for i in range(CHUNK_ROWS)]
+    put(store, P, keys, tags=[{"n": i} for i in range(CHUNK_ROWS)])
+    store.apply_clear(P, [key for key in keys if key != "k500"], 0.0)
+    put(store, P, ["other"])
+    forget_everything(store, 0.0)
+    assert rows_of(store, P)["k500"].tags == {"n": 500}
+    store.apply_clear(P, ["k500"], 0.0)
+    put(store, P, ["other"])
+    forget_everything(store, 0.0)
+    assert store.partition(P).slots.chunks[0] is None
     audit(store)
 
 

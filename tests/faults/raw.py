@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataplane.client.core import Joined
-from dataplane.codec.columns import encode_row
+from dataplane.codec.encode import encode_row
 from dataplane.errors import from_wire
 from dataplane.wire import auth
 from dataplane.wire.frames import FAILED, OK, PREFIX, Header, frame, parse_header, parse_prefix
@@ -41,11 +41,11 @@ class Raw:
 
     @classmethod
     def greeted(
-        cls, joined: Joined, *, role: str = "client", client_id: str = "raw", tcp: bool = False
+        cls, joined: Joined, *, role: str = "client", tcp: bool = False
     ) -> Raw:
         """Connected as a client that knows the plane's secret."""
         raw = cls.to(joined, tcp=tcp)
-        raw.hello(joined.secret, role=role, client_id=client_id, plane_id=joined.plane_id)
+        raw.hello(joined.secret, role=role, plane_id=joined.plane_id)
         return raw
 
     def challenge(self) -> bytes:
@@ -58,10 +58,10 @@ class Raw:
         secret: bytes,
         *,
         role: str = "client",
-        client_id: str = "raw",
         plane_id: str | None = None,
     ) -> Any:
-        """Greet; what the server said."""
+        """Greet, as a client that was never seen before; what the server said."""
+        client_id = os.urandom(8).hex()
         mine = os.urandom(auth.CHALLENGE_BYTES)
         proof = auth.client_proof(secret, self.challenge(), mine)
         return self.ask("hello", [client_id, role, plane_id, mine, proof])

@@ -23,7 +23,7 @@ import torch
 from dataplane.client.aio import AsyncClient
 from dataplane.client.core import Joined
 from dataplane.client.sync import Client
-from dataplane.codec.columns import Encoded
+from dataplane.codec.encoded import Encoded
 from dataplane.config import Config
 from dataplane.errors import InvalidRequest, QuotaExceeded
 from dataplane.values.segments import segment_path
