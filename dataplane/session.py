@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _lock = threading.RLock()  # guards the default client and starting
 _default: Client | None = None
 
+ENDING_PAUSE_S = 0.05
+"""Between two looks at a plane on Ray that is ending."""
+
 
 def init(config: Config | Mapping[str, Any] | None = None, *, name: str = "default") -> Client:
     """A client of the plane of this name, which is started if it is not there.
@@ -41,9 +45,7 @@ def init(config: Config | Mapping[str, Any] | None = None, *, name: str = "defau
     settings = settings_of(config)
     with _lock:
         if _uses_ray(settings):
-            from dataplane.host import ray as host
-
-            client = _client(host.start_or_attach(name, settings), settings)
+            client = _on_ray(name, settings)
         else:
             from dataplane.host import embedded
 
@@ -240,6 +242,24 @@ def join(name: str, address: str | None, config: Config) -> Joined:
             "`dataplane serve`, or initialise Ray to join a cluster's"
         )
     return joined
+
+
+def _on_ray(name: str, config: Config) -> Client:
+    """A client of the plane of this name on Ray. One that is just ending makes room for a new one."""
+    from dataplane.host import ray as host
+
+    deadline = time.monotonic() + config.start_timeout_s
+    while True:
+        try:
+            client = _attached(host.start_or_attach(name, config), config)
+            lost = None
+        except PlaneLost as error:
+            client, lost = None, error
+        if client is not None:
+            return client
+        if time.monotonic() > deadline:
+            raise lost or PlaneLost(f"plane {name!r} is ending, and has not ended in time")
+        time.sleep(ENDING_PAUSE_S)
 
 
 def _attached(joined: Joined | None, config: Config) -> Client | None:

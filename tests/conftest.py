@@ -24,10 +24,31 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 settings.register_profile("suite", deadline=None, print_blob=True)
 settings.load_profile("suite")
 
+KINDS = ("embedded-sync", "embedded-async", "ray", "ray-remote")
+
 # Measurements are run by `make bench`.
 collect_ignore = ["bench"]
 
 _numbers = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "kinds(*names): which planes a test of the contract is for")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a test marked with `kinds` says nothing about."""
+    dropped: list[pytest.Item] = []
+    for item in items:
+        mark = item.get_closest_marker("kinds")
+        if mark is not None and isinstance(item, pytest.Function):
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            assert set(mark.args) <= set(KINDS), f"{item.name}: there are no such planes"
+            if "plane" in params and params["plane"] not in mark.args:
+                dropped.append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.fixture(scope="session")
@@ -76,10 +97,8 @@ def ray_cluster() -> Iterator[list[str]]:
 @pytest.fixture(
     scope="session",
     params=[
-        "embedded-sync",
-        "embedded-async",
-        pytest.param("ray", marks=pytest.mark.ray),
-        pytest.param("ray-remote", marks=pytest.mark.ray),
+        pytest.param(kind, marks=pytest.mark.ray if kind.startswith("ray") else ())
+        for kind in KINDS
     ],
 )
 def plane(request: pytest.FixtureRequest, plane_settings: dict[str, Any]) -> Iterator[Plane]:

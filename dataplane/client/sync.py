@@ -199,10 +199,11 @@ class Client:
     ) -> Listing:
         """The keys of a partition with tags, produced fields and row lengths, at one revision.
 
-        `where` is a predicate over tags (see `dataplane.tags.query`). `since` takes the revision
+        `where` is a predicate over tags (see `dataplane.tags.where`). `since` takes the revision
         of an earlier listing: only rows that changed after it come back, and `cleared` names the
         keys that are gone; where history does not reach back that far, the listing is `full`.
-        `columns` limits the tags, `limit` the rows.
+        `columns` limits the tags, `limit` the rows. Changes that `limit` cut short carry `since`
+        as their revision, so that following it loses nothing.
         """
         deadline = self._deadline(timeout)
         return self._drive(

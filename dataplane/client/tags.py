@@ -54,7 +54,13 @@ def clear_rows(
     names = None if keys is None else list(dict.fromkeys(as_keys(keys)))
     if names is not None and not names:
         return 0
-    answer = yield from ask_again(core, "clear", [partition_id, names, _plain(where)], deadline)
+    # Numbered like a put: a repetition must not remove what was put since.
+    number, settled = core.numbers.begin()
+    try:
+        body = [partition_id, names, _plain(where), number, settled]
+        answer = yield from ask_again(core, "clear", body, deadline)
+    finally:
+        core.numbers.end(number)
     removed, revision = answer.body
     core.see(revision)
     return removed

@@ -122,8 +122,8 @@ class Template:
             raw: tuple[Any, ...] = msgpack.unpackb(blob, use_list=False)
         except Exception as error:
             raise InvalidRequest(f"the block template is not valid msgpack: {error}") from None
-        if type(raw) is not tuple or not 0 < len(raw) <= MAX_COLUMNS:
-            raise InvalidRequest(f"a block template is a list of 1 to {MAX_COLUMNS} columns")
+        if type(raw) is not tuple or len(raw) > MAX_COLUMNS:
+            raise InvalidRequest(f"a block template is a list of at most {MAX_COLUMNS} columns")
         columns: list[Column] = []
         names: set[str] = set()
         for item in raw:

@@ -69,8 +69,9 @@ def start_or_attach(name: str, config: Config) -> Joined:
     if not ray.is_initialized():
         ray.init(ignore_reinit_error=True)
     node_id = ray.get_runtime_context().get_node_id()
-    tags = _actor(_TagActor, f"{name}/tags", node_id).remote(name, _plain(config))
-    described = _ask(tags, "describe", config.start_timeout_s)
+    actor, new = _actor(_TagActor, f"{name}/tags", node_id)
+    tags = actor.remote(name, _plain(config))
+    described = _ask(tags, "describe", config.start_timeout_s, new=new)
     return _joined(name, described, node_id, config)
 
 
@@ -83,7 +84,7 @@ def attach(name: str, config: Config) -> Joined:
         raise PlaneLost(
             f"no plane {name!r} runs on this Ray cluster: start one with dataplane.init()"
         ) from None
-    described = _ask(tags, "describe", config.start_timeout_s)
+    described = _ask(tags, "describe", config.start_timeout_s, new=False)
     return _joined(name, described, ray.get_runtime_context().get_node_id(), config)
 
 
@@ -91,10 +92,8 @@ def _joined(name: str, tags: Answer, node_id: str, config: Config) -> Joined:
     """Join as a client of this node, whose value store is started if it is not there."""
     home = _store_id(node_id)
     plane_id = tags["plane_id"]
-    values = _actor(_ValueActor, f"{name}/values/{plane_id}/{home}", node_id).remote(
-        name, home, tags
-    )
-    _ask(values, "describe", config.start_timeout_s)
+    actor, new = _actor(_ValueActor, f"{name}/values/{plane_id}/{home}", node_id)
+    _ask(actor.remote(name, home, tags), "describe", config.start_timeout_s, new=new)
     return Joined(name, plane_id, tags["secret"], Address.from_wire(tags["address"]), home)
 
 
@@ -102,7 +101,13 @@ def _store_id(node_id: str) -> str:
     return node_id[:10]
 
 
-def _actor(cls: Any, name: str, node_id: str) -> Any:
+def _actor(cls: Any, name: str, node_id: str) -> tuple[Any, bool]:
+    """How to start an actor, or to get it if it is there; and whether it was not."""
+    try:
+        ray.get_actor(name, namespace=NAMESPACE)
+        new = False
+    except ValueError:
+        new = True
     return cls.options(
         name=name,
         namespace=NAMESPACE,
@@ -112,13 +117,20 @@ def _actor(cls: Any, name: str, node_id: str) -> Any:
         max_restarts=0,
         max_concurrency=16,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-    )
+    ), new
 
 
-def _ask(actor: Any, method: str, timeout_s: float) -> Answer:
+def _ask(actor: Any, method: str, timeout_s: float, *, new: bool) -> Answer:
+    """The answer of an actor. A new one that is not up in time is stopped; one that was there may
+    only be slow, and others' rows are in it."""
     try:
         answer: Answer = ray.get(getattr(actor, method).remote(timeout_s), timeout=timeout_s)
     except GetTimeoutError:
+        if not new:
+            raise DeadlineExceeded(
+                f"the plane is there and did not answer within {timeout_s:g} s",
+                waited_s=timeout_s,
+            ) from None
         ray.kill(actor, no_restart=True)
         total, free = ray.cluster_resources(), ray.available_resources()
         raise DeadlineExceeded(

@@ -28,7 +28,10 @@ async def clear_where(
     commit: Callable[[list[Doomed]], None],
     worst: WorstSlice,
 ) -> int:
-    """Remove all rows that match at one revision; how many. `commit` journals and applies."""
+    """Remove all rows that match at one revision; how many. `commit` journals and applies.
+
+    It must run to its end once it has committed: what it lets go of nobody else would.
+    """
     found = await _scan(store, partition, predicate, Slices(worst))
     if not found:
         return 0

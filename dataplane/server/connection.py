@@ -94,6 +94,9 @@ class Service(Protocol):
         ...
 
 
+_outliving: set[asyncio.Task[None]] = set()
+"""Work that no connection ends; a loop itself holds its tasks weakly."""
+
 _shared: dict[int, memoryview] = {}
 
 
@@ -309,6 +312,12 @@ class Connection(asyncio.BufferedProtocol):
             task = asyncio.get_running_loop().create_task(self._run(kind, number, waiting))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def outlive(self, kind: str, number: int, work: Coroutine[Any, Any, None]) -> None:
+        """Do this work to its end even if the connection is lost; its answer goes nowhere then."""
+        task = asyncio.get_running_loop().create_task(self._run(kind, number, work))
+        _outliving.add(task)
+        task.add_done_callback(_outliving.discard)
 
     async def _run(
         self, kind: str | int, number: int, waiting: Coroutine[Any, Any, None]

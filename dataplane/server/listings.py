@@ -16,6 +16,8 @@ from dataplane.tags.store import TagStore
 from dataplane.wire.frames import Body
 from dataplane.wire.messages import is_revision
 
+MAX_CLEARED = 250_000
+"""Cleared keys that one answer names; they travel in its header."""
 SMALL_SINCE = 4096
 """Changed keys up to which a listing since a revision gathers their rows in one go."""
 
@@ -46,6 +48,14 @@ async def list_partition(store: TagStore, body: Body, worst: WorstSlice) -> Pack
         await walk.chunks(partition.slots.cut())
     else:
         cleared = await _changes(store, partition, after, walk)
+        if len(cleared) > MAX_CLEARED:
+            # More than a header holds: whoever asks is told everything instead.
+            after, cleared = None, []
+            revision = (store.epoch, partition.revision)
+            walk = _Walk(partition, predicate, wanted, limit, worst)
+            await walk.chunks(partition.slots.cut())
+        elif walk.cut_short:
+            revision = (store.epoch, after)  # what was left out has to come with the next one
     head, buffers, nbytes = pack_pieces(walk.pieces)
     return [revision, after is None, cleared, *head], buffers, nbytes
 
@@ -127,6 +137,8 @@ class _Walk(Slices):
         self._predicate = predicate
         self._wanted = wanted
         self._left = limit
+        self.cut_short = False
+        """Whether the limit left a row out."""
 
     async def chunks(self, cut: Sequence[Chunk], newer_than: int | None = None) -> _Keys:
         """Take the rows of a cut; with `newer_than` only newer ones, whose keys are returned."""
@@ -157,6 +169,7 @@ class _Walk(Slices):
         if not self._predicate.matches_all:
             rows = [row for row in rows if self._predicate(row.tags)]
         if self._left is not None:
+            self.cut_short |= len(rows) > self._left
             rows = rows[: self._left]
             self._left -= len(rows)
         for at in range(0, len(rows), PIECE_ROWS):

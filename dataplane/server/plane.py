@@ -18,7 +18,7 @@ from typing import Any, cast
 import pyarrow
 
 from dataplane.config import Config
-from dataplane.errors import InternalError, InvalidRequest, PermissionDenied
+from dataplane.errors import InternalError, InvalidRequest, PermissionDenied, PlaneLost
 from dataplane.host.folders import Folders
 from dataplane.server.connection import GREETING_S, Connection, Payload, Verb
 from dataplane.server.ports import LocalTags, LocalValues, RemoteTags
@@ -69,7 +69,8 @@ class PlaneServer:
         self.verbs.update(self.tags.verbs)
         self._tasks.append(asyncio.get_running_loop().create_task(self.tags.upkeep()))
         if linger:
-            self._watch_idle()
+            # The first client comes when a value store is up as well.
+            self._watch_idle(self.config.start_timeout_s)
         return self.tags
 
     async def serve_values(
@@ -154,6 +155,8 @@ class PlaneServer:
     def greet(self, connection: Connection) -> Body:
         if connection.role == "store" and self.values is not None:
             raise PermissionDenied("value stores register at the tag store of their plane")
+        if self.tags is not None and self.tags.ending:
+            raise PlaneLost(f"plane {self.folders.name!r} ({self.plane_id}) was destroyed")
         self._connections.add(connection)
         if not connection.local:
             raw: Any = connection.transport.get_extra_info("socket")
@@ -191,13 +194,14 @@ class PlaneServer:
 
     _lingers = False
 
-    def _watch_idle(self) -> None:
+    def _watch_idle(self, at_least_s: float = 0.0) -> None:
         """End the plane when no client has been attached for `linger_s`."""
         self._lingers = True
         if self._idle is not None or any(c.role == "client" for c in self._connections):
             return
         loop = asyncio.get_running_loop()
-        self._idle = loop.call_later(self.config.linger_s, self.ended.set)
+        linger_s = max(self.config.linger_s, at_least_s)
+        self._idle = loop.call_later(linger_s, self.ended.set)
 
 
 def prepare_process() -> None:

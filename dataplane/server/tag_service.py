@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dataplane.codec.template import Templates
-from dataplane.errors import InvalidRequest, PermissionDenied
+from dataplane.errors import InternalError, InvalidRequest, PermissionDenied
 from dataplane.server.clearing import clear_where
 from dataplane.server.connection import Connection, Verb
 from dataplane.server.freeing import Freeing, RemoteValues, Values
@@ -54,6 +54,8 @@ class TagService:
         self.attached: dict[str, int] = {}
         """Connections of each client."""
         self._gone_since: dict[str, float] = {}
+        self.ending = False
+        """Destroyed: whoever comes now has come too late."""
         self._begun: dict[tuple[str, int], Revision] = {}
         """Where puts began that have not arrived whole, by store and its token."""
         self._on_destroy = on_destroy
@@ -104,7 +106,11 @@ class TagService:
             self._check_answer_fits(put)
         now = self.clock()
         self.journal.append(j.PUT, store.n + 1, now, (client_id, packed, tags, store_id, block))
-        n = store.apply_put(put, found, now)
+        try:
+            n = store.apply_put(put, found, now)
+        except Exception as error:
+            # Checked puts do not fail; if one does, its caller must not take it for refused.
+            raise InternalError(f"a checked put failed while it was applied: {error!r}") from error
         merged = fields = None
         if meta.flags & RETURN_TAGS:
             merged = store.merged_tags(meta.partition_id, put.keys)
@@ -287,11 +293,26 @@ class TagService:
 
     # -- clear -------------------------------------------------------------------------------
 
-    def _clear(self, connection: Connection, number: int, body: Body) -> Any:
-        partition_id, keys, where = body
+    def _clear(self, connection: Connection, number: int, body: Body) -> None:
+        partition_id, keys, where, request, settled = body
+        if not (type(request) is type(settled) is int and 0 <= settled < request < 1 << 63):
+            raise InvalidRequest("a clear's number and settled number are integers, ascending")
+        requests = self.store.client(connection.client_id)
+        requests.settle(settled)
+        answered = requests.recall(request, f"{connection.client_id}/{request}")
+        if isinstance(answered, asyncio.Future):
+            answered.add_done_callback(
+                lambda done: done.cancelled() or connection.reply(number, done.result())
+            )
+            return
+        if answered is not None:
+            connection.reply(number, answered)
+            return
         partition = self.store.partition(partition_id)
         if where is not None:
-            return self._clear_where(connection, number, partition, keys, where)
+            work = self._clear_where(connection, number, partition, keys, where, request)
+            connection.outlive("clear", number, work)
+            return
         names = check_keys(keys, unique=False)
         found, _ = partition.present(names)
         removed = 0
@@ -300,15 +321,27 @@ class TagService:
             self.journal.append(j.CLEAR, self.store.n + 1, now, (partition_id, found, None))
             removed = self.store.apply_clear(partition_id, found, now)
             self.freeing.run()
-        connection.reply(number, [removed, (self.store.epoch, partition.revision)])
-        return None
+        answer = [removed, (self.store.epoch, partition.revision)]
+        requests.remember(request, answer)
+        connection.reply(number, answer)
 
     async def _clear_where(
-        self, connection: Connection, number: int, partition: Partition, keys: Body, where: Body
+        self,
+        connection: Connection,
+        number: int,
+        partition: Partition,
+        keys: Body,
+        where: Body,
+        request: int,
     ) -> None:
         if keys is not None:
             raise InvalidRequest("clear names keys or a predicate, not both")
         store = self.store
+        predicate = compile_where(where)
+        requests = store.client(connection.client_id)
+        # A repetition that comes while this one is under way waits for it.
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        requests.remember(request, done)
 
         def commit(found: list[Doomed]) -> None:
             now = self.clock()
@@ -316,9 +349,18 @@ class TagService:
             self.journal.append(j.CLEAR, store.n + 1, now, change)
             store.apply_scanned_clear(partition, found, now)
 
-        removed = await clear_where(store, partition, compile_where(where), commit, self.worst)
-        self.freeing.run()
-        connection.reply(number, [removed, (store.epoch, partition.revision)])
+        try:
+            removed = await clear_where(store, partition, predicate, commit, self.worst)
+        except BaseException:
+            requests.answers.pop(request, None)
+            done.cancel()
+            raise
+        finally:
+            self.freeing.run()
+        answer = [removed, (store.epoch, partition.revision)]
+        requests.remember(request, answer)
+        done.set_result(answer)
+        connection.reply(number, answer)
 
     # -- the rest ----------------------------------------------------------------------------
 
@@ -338,6 +380,7 @@ class TagService:
     def _destroy(self, connection: Connection, number: int, body: Body) -> None:
         if body != []:
             raise InvalidRequest("destroy takes nothing")
+        self.ending = True
         connection.reply(number, None)
         asyncio.get_running_loop().call_later(0.01, self._on_destroy)
 
@@ -364,7 +407,8 @@ class TagService:
             for client_id, since in list(self._gone_since.items()):
                 if now - since > self.store.history.max_age_s:
                     del self._gone_since[client_id]
-                    self.store.requests.pop(client_id, None)
+                    # What it repeats after that long may have happened: `OutcomeUnknown`.
+                    self.store.client(client_id).forget()
 
 
 class Answered:

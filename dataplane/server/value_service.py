@@ -93,7 +93,7 @@ class ValueService:
         if header.kind != "put_block":
             raise InvalidRequest(f"the verb {header.kind!r:.80} takes no payload")
         _, _, blob, rows, lengths, timeout_s = header.body
-        expected = self._templates.parse(blob).block_bytes(lengths, rows)
+        expected = self._block_bytes(blob, lengths, rows)
         if expected != nbytes:
             raise InvalidRequest(
                 f"a block of {nbytes} bytes where its template and row lengths say {expected}"
@@ -114,6 +114,13 @@ class ValueService:
 
         place.add_done_callback(on_room)
         return granted
+
+    def _block_bytes(self, blob: object, lengths: bytes, rows: int) -> int:
+        """What a block should have; InvalidRequest if there can be no such block."""
+        template = self._templates.parse(blob)
+        if not template.columns:
+            raise InvalidRequest("a block has one field at least; a put of tags carries none")
+        return template.block_bytes(lengths, rows)
 
     def begun(self) -> int:
         """Tell the tag store that a put has begun; the token that its publication names."""
@@ -171,7 +178,7 @@ class ValueService:
         if extent is None:
             raise InvalidRequest(f"block {block!r:.80} is not reserved by this client: put again")
         _, _, blob, rows, lengths = put
-        expected = self._templates.parse(blob).block_bytes(lengths, rows)
+        expected = self._block_bytes(blob, lengths, rows)
         if expected != extent.nbytes:
             # The writer has stopped copying, so what it reserved can go.
             self.store.abort(block, connection)

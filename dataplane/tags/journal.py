@@ -9,6 +9,7 @@ Replay of a journal at start, and snapshots that bound it, are not part of this 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
@@ -47,7 +48,8 @@ class FileJournal:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         head = msgpack.packb({"plane_id": plane_id, "epoch": epoch})
         start = MAGIC + bytes([VERSION]) + _RECORD.pack(len(head), zlib.crc32(head)) + head
-        os.write(self._fd, start)
+        if os.write(self._fd, start) < len(start):
+            raise InternalError(f"the journal {path} could not be begun: the disk is full")
         self._end = len(start)
         self._broken: str | None = None
         self._pack = msgpack.Packer(autoreset=True).pack
@@ -69,7 +71,8 @@ class FileJournal:
             reason = str(error)
         if reason is not None:
             self._broken = reason
-            os.ftruncate(self._fd, self._end)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._end)
             raise InternalError(
                 f"the change was not made: the journal {self.path} could not be written: {reason}"
             )

@@ -61,6 +61,11 @@ class ClientRequests:
             )
         return answer
 
+    def forget(self) -> None:
+        """Let go of the answers of a client that is gone; its numbers so far count as settled."""
+        self.floor = max(self.answers, default=self.floor)
+        self.answers = {}
+
     def remember(self, number: int, answer: Any) -> None:
         """Keep the answer of a request whose number was new to `recall`."""
         self.answers[number] = answer

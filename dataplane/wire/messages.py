@@ -10,7 +10,7 @@ Asked of a tag store:
     repack     [], moved [[old, new placement, moves]]       (by value stores)
     resolve    [partition_id, keys, fields | nil, drop]      -> tags.resolve.Answer
     list       [partition_id, where, since, columns, limit]  -> list answer, columns as payload
-    clear      [partition_id, keys | nil, where]             -> [removed, revision]
+    clear      [partition_id, keys | nil, where, number, settled]  -> [removed, revision]
     stores     []                                            -> {store_id: address}
     status     []                                            -> map
     destroy    []                                            -> nil, then the plane ends

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import dataplane
@@ -31,7 +32,8 @@ from dataplane.server.process import new_plane_id, serve
 from dataplane.values.segments import open_segment
 from tests.deadline import eventually
 
-KINDS = ("embedded-sync", "embedded-async", "ray", "ray-remote")
+MAPPED = pytest.mark.kinds("embedded-sync", "embedded-async", "ray")
+"""For tests of what clients do with segments that they map."""
 
 SHM = Path("/dev/shm")
 

@@ -156,9 +156,7 @@ def test_a_verb_survives_the_end_of_all_its_connections(cut: ThreadPlane, verb: 
 
 
 @pytest.mark.parametrize("verb", VERBS)
-async def test_a_coroutine_survives_the_end_of_its_connection(
-    cut: ThreadPlane, verb: str
-) -> None:
+async def test_a_coroutine_survives_the_end_of_its_connection(cut: ThreadPlane, verb: str) -> None:
     async with await dataplane.async_connect(cut.name, config=cut.settings) as client:
 
         async def view() -> list[list[int]]:

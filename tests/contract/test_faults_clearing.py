@@ -29,7 +29,7 @@ from dataplane.errors import (
     StaleWrite,
 )
 from dataplane.server.value_service import ValueService
-from tests.contract.planes import SHM, Plane, ThreadPlane, embedded_sync, thread_plane
+from tests.contract.planes import MAPPED, SHM, Plane, ThreadPlane, embedded_sync, thread_plane
 from tests.contract.test_scenarios import asks
 from tests.deadline import eventually
 
@@ -70,11 +70,10 @@ def test_a_new_write_into_a_slot_being_freed_is_right_1000_times(
         assert plane.used_bytes() == 0
 
 
+@MAPPED
 def test_a_late_write_of_a_second_field_does_not_bring_a_cleared_key_back(
     plane: Plane, client: Any, partition: str
 ) -> None:  # TQ#141
-    if not plane.maps_segments:
-        pytest.skip("nothing is reserved where nothing is mapped")
     client.kv_put("A", partition, {"x": torch.arange(3)})
     cleared: list[int] = []
 
@@ -153,9 +152,7 @@ def test_partitions_know_nothing_of_each_other(client: Any, partition: str) -> N
     assert client.kv_list(train).fields == [("x",)]
 
 
-@pytest.mark.parametrize(
-    "verb", ["kv_batch_get", "kv_list", "kv_clear", "kv_view"]
-)
+@pytest.mark.parametrize("verb", ["kv_batch_get", "kv_list", "kv_clear", "kv_view"])
 def test_an_absent_partition_is_named(client: Any, partition: str, verb: str) -> None:
     keys = () if verb == "kv_list" else (["k"],)
     with pytest.raises(PartitionNotFound, match=partition) as absent:
@@ -271,11 +268,10 @@ def test_an_unknown_setting_is_refused_naming_it() -> None:
 # -- E. a reader that is slow, and absent keys -----------------------------------------------
 
 
+@MAPPED
 def test_a_view_held_open_past_clear_and_overwrite_shows_the_old_value(
     plane: Plane, client: Any, partition: str
 ) -> None:  # Mooncake#850
-    if not plane.maps_segments:
-        pytest.skip("a view needs mapped segments")
     old = torch.arange(50_000)
     client.kv_put("k", partition, {"x": old})
     with client.kv_view(["k"], partition, layout="list") as rows:

@@ -83,9 +83,7 @@ def test_rows_of_a_thousand_blocks_come_in_one_call(client: Any, partition: str)
     assert rows["x"].values().tolist() == [i for i in order for _ in range(i % 5)]
 
 
-def test_rows_put_in_many_shapes_of_batch_come_back_together(
-    client: Any, partition: str
-) -> None:
+def test_rows_put_in_many_shapes_of_batch_come_back_together(client: Any, partition: str) -> None:
     """Templates, row counts and layers differ between the blocks of one answer."""
     client.kv_batch_put(["a", "b"], partition, {"x": torch.ones(2, 3), "y": torch.ones(2, 3)})
     client.kv_put("c", partition, {"y": torch.full((1,), 2.0)})
@@ -170,9 +168,7 @@ def test_fields_of_equal_lengths_can_be_combined(client: Any, partition: str) ->
     assert (got["x"] + got["y"]).values().tolist() == [2.0] * 4
 
 
-@pytest.mark.parametrize(
-    ("pad", "x", "label"), [(None, 0, -100), (7, 7, 7), ({"x": -1}, -1, -100)]
-)
+@pytest.mark.parametrize(("pad", "x", "label"), [(None, 0, -100), (7, 7, 7), ({"x": -1}, -1, -100)])
 def test_padded_rows_are_dense_and_filled(
     client: Any, partition: str, pad: Any, x: int, label: int
 ) -> None:

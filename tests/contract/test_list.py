@@ -63,9 +63,7 @@ def test_columns_are_ready_for_numpy(client: Any, partition: str) -> None:
         listing.column("q")
 
 
-def test_columns_of_mixed_or_missing_tags_stand_beside_their_keys(
-    client: Any, filled: str
-) -> None:
+def test_columns_of_mixed_or_missing_tags_stand_beside_their_keys(client: Any, filled: str) -> None:
     client.kv_put("k3", filled, tags={"score": "none"})
     listing = client.kv_list(filled)
     assert listing.column("score").tolist() == [0.5, 1.5, -1.0, "none", None]
@@ -106,9 +104,7 @@ WHERES: list[tuple[Any, list[int]]] = [
 
 
 @pytest.mark.parametrize(("where", "matching"), WHERES, ids=lambda v: str(v)[:40])
-def test_where_says_which_rows(
-    client: Any, filled: str, where: Any, matching: list[int]
-) -> None:
+def test_where_says_which_rows(client: Any, filled: str, where: Any, matching: list[int]) -> None:
     listing = client.kv_list(filled, where=where)
     assert listing.keys == [KEYS[i] for i in matching]
     assert listing.tags == [TAGS[i] for i in matching]

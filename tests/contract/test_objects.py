@@ -33,9 +33,7 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_value_comes_back_equal_and_of_its_type(
-    client: Any, partition: str, name: str
-) -> None:
+def test_a_value_comes_back_equal_and_of_its_type(client: Any, partition: str, name: str) -> None:
     value = VALUES[name]
     client.kv_put("one", partition, {"o": value})
     client.kv_batch_put(["a", "b"], partition, {"o": [value, value]})

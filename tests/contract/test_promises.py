@@ -32,7 +32,7 @@ from dataplane.errors import (
     StaleWrite,
 )
 from dataplane.wire.channel import Broken
-from tests.contract.planes import Plane, embedded_sync
+from tests.contract.planes import MAPPED, Plane, embedded_sync
 from tests.contract.test_scenarios import asks
 from tests.deadline import eventually
 
@@ -105,9 +105,7 @@ BAD_LAST_ROW: dict[str, tuple[type[DataplaneError], dict[str, Any], dict[str, An
 
 @SIZES
 @pytest.mark.parametrize("case", BAD_LAST_ROW)
-def test_1_a_refused_put_changes_nothing(
-    client: Any, partition: str, size: int, case: str
-) -> None:
+def test_1_a_refused_put_changes_nothing(client: Any, partition: str, size: int, case: str) -> None:
     error, bad, options = BAD_LAST_ROW[case]
     present = ["a", "b"] if case == "absent key" else ["b"]
     for key in present:
@@ -145,11 +143,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.kinds("embedded-sync")  # processes of a cluster are killed where faults are tried
 def test_2_an_acknowledged_put_survives_the_kill_of_its_writer(
     plane: Plane, client: Any, partition: str
 ) -> None:
-    if not plane.kind.startswith("embedded"):
-        pytest.skip("a process of the Ray cluster is killed where faults are tried")
     ended = subprocess.run(
         [sys.executable, "-c", WRITER, plane.name, plane.settings["runtime_dir"], partition],
         timeout=60,
@@ -239,11 +236,10 @@ def test_3_if_absent_is_not_refused_because_of_its_own_first_try(
 # -- 4. a put is judged by where it began ----------------------------------------------------
 
 
+@MAPPED
 def test_4_a_put_reserved_before_a_clear_is_stale_even_where_it_must_exist(
     plane: Plane, client: Any, partition: str
 ) -> None:
-    if not plane.maps_segments:
-        pytest.skip("nothing is reserved where nothing is mapped")
     client.kv_batch_put(["k", "other"], partition, None, [{}, {}])
     cleared: list[int] = []
 
@@ -283,11 +279,10 @@ def test_4_a_put_reserved_after_the_clear_makes_the_key_anew(
     assert listed(client, partition) == {"k": ({"new": 1}, ("x",))}
 
 
+@MAPPED
 def test_4_a_put_that_began_before_the_clear_does_not_touch_the_key_put_since(
     plane: Plane, client: Any, partition: str
 ) -> None:
-    if not plane.maps_segments:
-        pytest.skip("nothing is reserved where nothing is mapped")
     client.kv_put("k", partition, {"x": torch.zeros(3)})
 
     def before(effect: Any) -> None:
@@ -348,11 +343,8 @@ def test_5_bytes_in_use_count_live_cells_and_are_zero_when_all_is_cleared(
     eventually(lambda: plane.used_bytes() == 0, "no extent is in use")
 
 
-def test_5_a_reader_that_pinned_rows_keeps_them(
-    plane: Plane, client: Any, partition: str
-) -> None:
-    if not plane.maps_segments:
-        pytest.skip("a view needs mapped segments")
+@MAPPED
+def test_5_a_reader_that_pinned_rows_keeps_them(plane: Plane, client: Any, partition: str) -> None:
     client.kv_put("k", partition, {"x": torch.arange(2000)})
     with client.kv_view(["k"], partition, layout="list") as rows:
         client.kv_clear(["k"], partition)
@@ -631,9 +623,7 @@ def test_10_pickles_are_bytes_like_any_others(client: Any, partition: str) -> No
     assert Canary.sung == []
 
 
-def test_10_an_object_that_only_pickle_could_carry_is_refused(
-    plane: Plane, partition: str
-) -> None:
+def test_10_an_object_that_only_pickle_could_carry_is_refused(plane: Plane, partition: str) -> None:
     for fields, tags in (({"o": Canary()}, None), (None, {"o": Canary()})):
         with pytest.raises(InvalidRequest):
             plane.witness.kv_put("k", partition, fields, tags)

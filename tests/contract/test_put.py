@@ -47,9 +47,7 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_a_batch_gives_the_same_rows(
-    client: Any, partition: str, form: str
-) -> None:
+def test_every_form_of_a_batch_gives_the_same_rows(client: Any, partition: str, form: str) -> None:
     meta = client.kv_batch_put(KEYS, partition, FORMS[form]())
     assert meta.keys == KEYS
     assert meta.fields == ["r", "s", "x"]
@@ -328,9 +326,7 @@ def test_65536_rows_are_one_put_and_one_more_is_refused(client: Any, partition: 
 def test_must_exist_names_every_absent_key(client: Any, partition: str) -> None:
     client.kv_put("there", partition, tags={})
     with pytest.raises(KeyNotFound) as absent:
-        client.kv_batch_put(
-            ["x", "there", "y"], partition, {"f": torch.zeros(3)}, must_exist=True
-        )
+        client.kv_batch_put(["x", "there", "y"], partition, {"f": torch.zeros(3)}, must_exist=True)
     assert absent.value.keys == ["x", "y"]
     assert client.kv_list(partition).fields == [()]
 

@@ -10,19 +10,20 @@ import torch
 from dataplane.errors import KeyNotFound
 from tests.contract.planes import Plane, TwoNodes, ray_hosted, spying_on_segments
 
+pytestmark = [pytest.mark.ray, pytest.mark.kinds("ray-remote")]
+
 
 @pytest.fixture
 def nodes(plane: Plane) -> TwoNodes:
-    if not isinstance(plane.client, TwoNodes):
-        pytest.skip("is about two nodes")
+    """The two clients of a plane with two value stores."""
+    assert isinstance(plane.client, TwoNodes)
     return plane.client
 
 
 def stored_by(plane: Plane) -> dict[str, int]:
     """Bytes in use of each value store."""
     return {
-        store_id: store["used_bytes"]
-        for store_id, store in plane.client.status()["values"].items()
+        store_id: store["used_bytes"] for store_id, store in plane.client.status()["values"].items()
     }
 
 
@@ -82,12 +83,11 @@ def test_a_clear_frees_the_blocks_of_both_nodes(
         nodes.there_get(["a"], partition)
 
 
+@pytest.mark.kinds("embedded-sync", "ray")
 def test_the_spy_sees_the_segments_that_a_same_node_client_opens(
     plane: Plane, partition: str
 ) -> None:
     """Without this, a spy that sees nothing would prove nothing."""
-    if plane.kind != "ray":
-        pytest.skip("once is enough")
     opened: list[str] = []
     with spying_on_segments(opened), plane.connect() as client:
         client.kv_put("k", partition, {"x": torch.zeros(100_000)})

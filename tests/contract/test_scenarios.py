@@ -15,7 +15,7 @@ from dataplane.client.put import put_batch
 from dataplane.client.sync import Client
 from dataplane.errors import FieldNotFound, KeyNotFound, SchemaMismatch, StaleWrite
 from dataplane.wire.channel import Broken
-from tests.contract.planes import Plane, embedded_sync
+from tests.contract.planes import MAPPED, Plane, embedded_sync
 
 LARGE = 100_000
 """int64 entries of a row that is over the limit of small puts."""
@@ -32,11 +32,10 @@ def ints(*values: int) -> torch.Tensor:
 # -- 1. clear against a late write, a reused slot and a reader -------------------------------
 
 
+@MAPPED
 def test_a_write_reserved_before_a_clear_is_stale_after_it(
     plane: Plane, client: Any, partition: str
 ) -> None:
-    if not plane.maps_segments:
-        pytest.skip("nothing is reserved where nothing is mapped: the put travels whole")
     client.kv_put("A", partition, {"x": ints(1, 2, 3)})
     removed: list[int] = []
 
@@ -255,9 +254,7 @@ def test_an_empty_row_of_the_default_dtype_is_refused_among_integers(
     client: Any, partition: str
 ) -> None:
     with pytest.raises(SchemaMismatch) as within:
-        client.kv_batch_put(
-            ["a", "b", "c"], partition, {"x": [ints(1), torch.tensor([]), ints(2)]}
-        )
+        client.kv_batch_put(["a", "b", "c"], partition, {"x": [ints(1), torch.tensor([]), ints(2)]})
     assert (within.value.keys, within.value.fields) == (["b"], ["x"])
 
     client.kv_put("a", partition, {"x": ints(1)})

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dataplane.errors import FieldNotFound, InvalidRequest, KeyNotFound
-from tests.contract.planes import Plane
+from tests.contract.planes import MAPPED, Plane
 from tests.deadline import eventually
 
 KEYS = ["a", "b", "c"]
@@ -20,8 +20,6 @@ ROWS = [torch.arange(3), torch.arange(0), torch.arange(3, 7)]
 @pytest.fixture
 def filled(plane: Plane, partition: str) -> str:
     """A partition with one block of three rows."""
-    if not plane.maps_segments:
-        pytest.skip("a view needs mapped segments")
     plane.client.kv_batch_put(
         KEYS, partition,
         {
@@ -34,11 +32,10 @@ def filled(plane: Plane, partition: str) -> str:
     return partition
 
 
+@pytest.mark.kinds("ray-remote")
 def test_a_view_elsewhere_than_on_the_node_of_its_rows_is_refused(
-    plane: Plane, client: Any, partition: str
+    client: Any, partition: str
 ) -> None:
-    if plane.maps_segments:
-        pytest.skip("here a view can be had")
     client.kv_put("k", partition, {"x": torch.arange(3)})
     with (
         pytest.raises(InvalidRequest, match="kv_batch_get"),
@@ -48,6 +45,7 @@ def test_a_view_elsewhere_than_on_the_node_of_its_rows_is_refused(
 
 
 @pytest.mark.parametrize("layout", ["nested", "packed", "list"])
+@MAPPED
 def test_a_view_shows_what_a_get_brings(client: Any, filled: str, layout: str) -> None:
     names = ["x", "r", "s"] if layout != "list" else ["x", "m", "r", "s"]
     got = client.kv_batch_get(KEYS, filled, names, layout=layout)
@@ -71,6 +69,7 @@ def test_a_view_shows_what_a_get_brings(client: Any, filled: str, layout: str) -
         del rows
 
 
+@MAPPED
 def test_a_view_shows_the_bytes_themselves(client: Any, filled: str) -> None:
     with client.kv_view(["b", "a"], filled, ["r"], layout="list") as one:
         with client.kv_view(KEYS, filled, ["r"], layout="packed") as two:
@@ -81,6 +80,7 @@ def test_a_view_shows_the_bytes_themselves(client: Any, filled: str) -> None:
         del one
 
 
+@MAPPED
 def test_only_a_list_takes_rows_in_any_order(client: Any, filled: str) -> None:
     with client.kv_view(["c", "a", "c"], filled, ["x", "m"], layout="list") as rows:
         assert [row.tolist() for row in rows["x"]] == [[3, 4, 5, 6], [0, 1, 2], [3, 4, 5, 6]]
@@ -104,6 +104,7 @@ def test_only_a_list_takes_rows_in_any_order(client: Any, filled: str) -> None:
         pass
 
 
+@MAPPED
 def test_a_view_of_several_blocks_is_a_list(client: Any, filled: str) -> None:
     client.kv_put("d", filled, {"x": torch.arange(9, 11)})
     client.kv_put("a", filled, {"r": torch.tensor(9.5)})
@@ -115,6 +116,7 @@ def test_a_view_of_several_blocks_is_a_list(client: Any, filled: str) -> None:
         del rows
 
 
+@MAPPED
 def test_a_view_names_what_is_missing(client: Any, filled: str) -> None:
     with pytest.raises(KeyNotFound) as keys, client.kv_view(["a", "no"], filled):
         pass
@@ -124,11 +126,13 @@ def test_a_view_names_what_is_missing(client: Any, filled: str) -> None:
     assert fields.value.fields == ["q"]
 
 
+@MAPPED
 def test_a_view_of_no_keys_is_empty(client: Any, filled: str) -> None:
     with client.kv_view([], filled, ["x"], layout="list") as rows:
         assert (rows.keys, rows["x"]) == ([], [])
 
 
+@MAPPED
 def test_an_error_inside_the_context_lets_go_of_the_rows(
     plane: Plane, client: Any, filled: str
 ) -> None:
@@ -140,6 +144,7 @@ def test_an_error_inside_the_context_lets_go_of_the_rows(
     eventually(lambda: plane.used_bytes() == 0, "no pin is left")
 
 
+@MAPPED
 def test_a_tensor_of_a_view_holds_its_block_until_it_dies(
     plane: Plane, client: Any, filled: str
 ) -> None:
@@ -160,6 +165,7 @@ def test_a_tensor_of_a_view_holds_its_block_until_it_dies(
     )
 
 
+@MAPPED
 def test_views_are_opened_and_dropped_by_many_threads(
     plane: Plane, client: Any, filled: str
 ) -> None:

@@ -14,7 +14,7 @@ from dataplane.codec.template import Template, align
 from dataplane.errors import FieldNotFound, KeyNotFound
 from dataplane.tags.history import History
 from dataplane.tags.placement import Placement
-from dataplane.tags.resolve import resolve
+from dataplane.tags.resolve import _BlockTable, resolve
 from dataplane.tags.rows import Row
 from dataplane.tags.store import TagStore
 from tests.dataplane.audit import COLUMNS, Blocks, cell_size, live_cells, put, rows_of
@@ -201,26 +201,20 @@ def test_a_batch_that_was_put_at_once_is_one_block_and_one_group() -> None:
 
 
 def test_more_templates_than_sixteen_bits_count_are_told_apart() -> None:
-    store = TagStore(1)
-    many = (1 << 16) + 10
-    keys = [f"k{i}" for i in range(many // 2)]
     image = COLUMNS["m"]
-    number = 0
-    for key in keys:
-        for name in ("first", "second"):
-            number += 1
-            column = image._replace(name=name, dims=(number, -1))
-            template = Template((column,))
-            block = Placement("v0", number, 1, 0, 128, template, 1, b"\1\0\0\0")
-            put(store, P, [key], block)
-    answer = resolve(store.partition(P), keys, ["first", "second"], drop_missing=False)
-    templates = answer[4]
-    assert len(templates) == many
-    which = np.frombuffer(answer[5][1], np.uint32)
-    ids = np.frombuffer(answer[5][2], np.int64)
-    assert [Template.parse(templates[i]).columns[0].dims[0] for i in which[::997]] == (
-        ids[::997].tolist()
-    )
+    rows: list[Row] = []
+    for number in range((1 << 16) + 10):
+        template = Template((image._replace(dims=(number, -1)),))
+        block = Placement("v0", number, 1, 0, 128, template, 1, b"\1\0\0\0")
+        rows.append(Row("k", {}, 1, (block, 0), 1, 0))
+    table = _BlockTable()
+    table.assign(rows, 0)
+    _, templates, columns = table.wire()
+    assert len(templates) == len(rows)
+    which = np.frombuffer(columns[1], np.uint32)
+    sizes = [Template.parse(templates[i]).columns[0].dims[0] for i in which[::997]]
+    assert sizes == list(range(0, len(rows), 997))
+    assert Template.parse(templates[which[-1]]).columns[0].dims[0] == len(rows) - 1
 
 
 def test_an_answer_keeps_no_python_object_per_cell() -> None:

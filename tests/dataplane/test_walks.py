@@ -48,7 +48,7 @@ def listed(answer: Any) -> Listing:
 
 def filled(seed: int, keys: int = 3000) -> Interleaving:
     run = Interleaving(seed, keys, History(max_changes=10**6, max_age_s=1e9))
-    for _ in range(12):
+    for _ in range(8):
         run.put(keys // 4)
     run.clear(keys // 10)
     return run
@@ -62,7 +62,7 @@ def changes(run: Interleaving) -> Callable[[], None]:
     return change
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("where", [None, {"a": {">=": 2}}], ids=["all", "matching"])
 @pytest.mark.parametrize("limit", [None, 1500])
 def test_a_listing_shows_the_rows_of_the_moment_it_began(
@@ -84,7 +84,7 @@ def test_a_listing_shows_the_rows_of_the_moment_it_began(
     run.check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("size", ["few changes", "many changes"])
 @pytest.mark.parametrize("where", [None, {"b": {"<": 2}}], ids=["all", "matching"])
 def test_a_listing_since_a_revision_shows_the_changes_up_to_the_moment_it_began(
@@ -145,7 +145,7 @@ def test_history_may_forget_what_a_listing_since_a_revision_is_still_walking_ove
     assert later.full
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_clear_by_predicate_takes_exactly_what_matches_at_its_revision(seed: int) -> None:
     run = filled(seed, keys=6000)
     store = run.store
@@ -159,6 +159,7 @@ def test_a_clear_by_predicate_takes_exactly_what_matches_at_its_revision(seed: i
         for key in matching:
             del run.rows["p"][key]
         made.append(len(matching))
+        run.releasing = True
         assert set(rows_of(store, "p")) == set(run.rows["p"])  # gone for everybody at once
 
     predicate = compile_where({"a": {">=": 2}})
