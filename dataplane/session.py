@@ -245,7 +245,7 @@ def join(name: str, address: str | None, config: Config) -> Joined:
 
 
 def _on_ray(name: str, config: Config) -> Client:
-    """A client of the plane of this name on Ray. One that is just ending makes room for a new one."""
+    """A client of the plane of this name on Ray, once one that is just ending has ended."""
     from dataplane.host import ray as host
 
     deadline = time.monotonic() + config.start_timeout_s

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dataplane.client.connection import Connection, connect
+from dataplane.client.connection import CONNECT_PAUSE_S, Connection, connect
 from dataplane.client.core import Core, Joined, StoreView, settle_in_child
 from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
 from dataplane.client.get import GetOptions, Layout, Pad, get_batch
@@ -395,24 +395,31 @@ class AsyncClient:
 
     async def _connect(self, store: StoreView | None, address: Address) -> Channel:
         core = self._core
-        try:
-            channel = await Channel.connect(
-                address,
-                core.joined.secret,
-                client_id=core.client_id,
-                plane_id=core.joined.plane_id,
-                tls=core.config.tls,
-                local=core.is_local(store, address),
-            )
-        except DataplaneError:
-            raise
-        except (ConnectionRefusedError, FileNotFoundError) as error:
-            # Stores are not restarted in this version: nobody listens, nobody will.
-            raise PlaneLost(
-                f"nobody serves plane {core.joined.name!r} at {address} any more: start it again"
-            ) from error
-        except OSError as error:
-            raise Unreachable(f"{address} cannot be reached: {error}") from error
+        # Callers wait for this with deadlines of their own; it ends for the next one's sake.
+        deadline = time.monotonic() + core.config.timeout_s
+        while True:
+            try:
+                channel = await Channel.connect(
+                    address,
+                    core.joined.secret,
+                    client_id=core.client_id,
+                    plane_id=core.joined.plane_id,
+                    tls=core.config.tls,
+                    local=core.is_local(store, address),
+                )
+                break
+            except DataplaneError:
+                raise
+            except (ConnectionRefusedError, FileNotFoundError) as error:
+                # Stores are not restarted in this version: nobody listens, nobody will.
+                raise PlaneLost(
+                    f"nobody serves plane {core.joined.name!r} at {address} any more: start it "
+                    "again"
+                ) from error
+            except OSError as error:
+                if time.monotonic() + CONNECT_PAUSE_S >= deadline:
+                    raise Unreachable(f"{address} cannot be reached: {error}") from error
+                await asyncio.sleep(CONNECT_PAUSE_S)
         if "revision" in channel.greeting:
             core.see(channel.greeting["revision"])
         return channel

@@ -9,11 +9,13 @@ Starting or attaching is one call of Ray's (`get_if_exists`), so racing starters
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,6 +54,8 @@ from dataplane.wire.channel import Channel
 log = logging.getLogger("dataplane.host")
 
 NAMESPACE = "dataplane"
+KILLED_LOCK_S = 2.0
+"""How long a value store waits at its end for others of the plane to let go of its folders."""
 
 Answer = dict[str, Any]
 
@@ -303,7 +307,12 @@ class _ValueActor(_Served):
             await server.close()
         finally:
             ownership.release()
-            remove_unowned(folders)
+            # A tag store that was killed holds its lock a moment longer than its sockets.
+            deadline = time.monotonic() + KILLED_LOCK_S
+            while not remove_unowned(folders) and folders.runtime.exists():
+                if time.monotonic() > deadline:
+                    break
+                await asyncio.sleep(0.02)
 
 
 def _object_store_bytes(shm_dir: Path) -> int:

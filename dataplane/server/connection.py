@@ -74,7 +74,7 @@ class Service(Protocol):
     secret: bytes
     verbs: dict[str, Verb]
 
-    def served(self) -> None:
+    def served(self, connection: Connection, /) -> None:
         """Something was read from a connection and acted on."""
         ...
 
@@ -162,7 +162,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._feed(memoryview(data))
         else:
             self._feed(self._receive[:nbytes])
-        self.service.served()
+        self.service.served(self)
 
     def eof_received(self) -> bool:
         return False

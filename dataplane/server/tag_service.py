@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from dataplane.codec.template import Templates
 from dataplane.errors import InternalError, InvalidRequest, PermissionDenied
@@ -96,6 +96,8 @@ class TagService:
         requests.settle(meta.settled)
         answered = requests.recall(meta.number, f"{client_id}/{meta.number}")
         if answered is not None:
+            if type(answered) is not Answered:
+                raise InvalidRequest(f"request number {meta.number} was used for a clear")
             if block is not None and answered.block != (store_id, block[0]):
                 # The repetition was written to a block of its own, which nobody refers to.
                 self.freeing.drop(store_id, block[0])
@@ -301,10 +303,17 @@ class TagService:
         requests.settle(settled)
         answered = requests.recall(request, f"{connection.client_id}/{request}")
         if isinstance(answered, asyncio.Future):
-            answered.add_done_callback(
-                lambda done: done.cancelled() or connection.reply(number, done.result())
-            )
+
+            def repeat(done: asyncio.Future[Any]) -> None:
+                if done.cancelled():
+                    connection.fail(number, InternalError("the clear that this repeats failed"))
+                else:
+                    connection.reply(number, done.result())
+
+            cast("asyncio.Future[Any]", answered).add_done_callback(repeat)
             return
+        if type(answered) is Answered:
+            raise InvalidRequest(f"request number {request} was used for a put")
         if answered is not None:
             connection.reply(number, answered)
             return

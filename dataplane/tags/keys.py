@@ -156,14 +156,13 @@ def _check_depth(tags: Sequence[Tags], keys: Sequence[str]) -> None:
     for key, of in zip(keys, tags, strict=True):
         inner: list[Any] = [of]
         for _ in range(MAX_TAG_DEPTH):
-            inner = [
-                value
-                for outer in inner
-                for value in (outer.values() if type(outer) is dict else outer)
-                if type(value) in (dict, list)
-            ]
-            if not inner:
+            deeper: list[Any] = []
+            for outer in inner:
+                values = cast("Iterable[Any]", outer.values() if type(outer) is dict else outer)
+                deeper += [value for value in values if type(value) in (dict, list)]
+            if not deeper:
                 break
+            inner = deeper
         else:
             raise InvalidRequest(
                 f"the tags of key {quote([key])} are lists and maps more than {MAX_TAG_DEPTH} deep"

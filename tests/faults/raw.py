@@ -40,9 +40,7 @@ class Raw:
         return cls(sock)
 
     @classmethod
-    def greeted(
-        cls, joined: Joined, *, role: str = "client", tcp: bool = False
-    ) -> Raw:
+    def greeted(cls, joined: Joined, *, role: str = "client", tcp: bool = False) -> Raw:
         """Connected as a client that knows the plane's secret."""
         raw = cls.to(joined, tcp=tcp)
         raw.hello(joined.secret, role=role, plane_id=joined.plane_id)

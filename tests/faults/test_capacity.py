@@ -193,8 +193,7 @@ async def test_a_put_that_waits_for_room_stops_no_other_call_of_its_client(
     await asyncio.to_thread(plane.fill)
     client = AsyncClient(plane.joined, plane.config.model_copy(update=settings))
     puts = [
-        asyncio.create_task(client.kv_put(f"A{nbytes}", "p", row(nbytes)))
-        for nbytes in (1000, MiB)
+        asyncio.create_task(client.kv_put(f"A{nbytes}", "p", row(nbytes))) for nbytes in (1000, MiB)
     ]
     # One connection may hold all puts up; they are then not all in the store's queue.
     await asyncio.to_thread(

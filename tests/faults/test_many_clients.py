@@ -40,29 +40,28 @@ def attach(speaker: Speaker, joined: Joined, config: Config, count: int) -> None
     speaker.say("closed")
 
 
-def slowest_of_100(plane: Plane) -> float:
-    """p99 of small puts, the best of five tries: the machine's own pauses are not the point."""
+def latencies(plane: Plane) -> tuple[float, float]:
+    """Median and p99 of small puts in seconds, of the best of five tries: the machine's own
+    pauses are not the point."""
     row = {"x": torch.arange(1000)}
-    tries: list[float] = []
+    tries: list[tuple[float, float]] = []
     for _ in range(5):
         took: list[float] = []
         for i in range(200):
             began = time.perf_counter()
             plane.client.kv_put(f"k{i}", "p", row, {"n": i})
             took.append(time.perf_counter() - began)
-        tries.append(statistics.quantiles(took, n=100)[98])
+        tries.append((statistics.median(took), statistics.quantiles(took, n=100)[98]))
     return min(tries)
 
 
 def test_an_active_client_does_not_feel_two_hundred_idle_ones(plane: Plane) -> None:
-    slowest_of_100(plane)
-    alone = slowest_of_100(plane)
+    latencies(plane)
+    alone = latencies(plane)
     fds, memory = descriptors(plane.pid), own_bytes(plane.pid)
     with ExitStack() as stack:
         crowd = [
-            stack.enter_context(
-                Process(attach, plane.joined, plane.config, CLIENTS_EACH)
-            )
+            stack.enter_context(Process(attach, plane.joined, plane.config, CLIENTS_EACH))
             for _ in range(PROCESSES)
         ]
         assert [process.says() for process in crowd] == [CLIENTS_EACH] * PROCESSES
@@ -70,14 +69,16 @@ def test_an_active_client_does_not_feel_two_hundred_idle_ones(plane: Plane) -> N
         assert plane.client.status()["clients"] == count + 1
         fds_each = (descriptors(plane.pid) - fds) / count
         bytes_each = (own_bytes(plane.pid) - memory) / count
-        crowded = slowest_of_100(plane)
+        crowded = latencies(plane)
         print(
             f"\n{count} clients: {fds_each:.2f} descriptors and {bytes_each / 1e3:.1f} kB each in "
-            f"the plane; p99 of a put {alone * 1e6:.0f} -> {crowded * 1e6:.0f} us"
+            f"the plane; median and p99 of a put {alone[0] * 1e6:.0f} and {alone[1] * 1e6:.0f} -> "
+            f"{crowded[0] * 1e6:.0f} and {crowded[1] * 1e6:.0f} us"
         )
         assert fds_each == 1
         assert bytes_each < 50_000
-        assert crowded < 2 * alone + 100e-6
+        assert crowded[0] < 2 * alone[0] + 100e-6
+        assert crowded[1] < 2 * alone[1] + 5e-3
         for process in crowd:
             process.hears("close")
             assert process.says() == "closed"

@@ -44,14 +44,13 @@ def own_a_plane(speaker: Speaker, settings: dict[str, Any], forks: bool) -> None
 
 def folders_of(roots: dict[str, Path]) -> list[str]:
     """Names of the planes' folders that are there."""
-    return sorted(
-        name for root in roots.values() for name in os.listdir(root) if name != "lock"
-    )
+    return sorted(name for root in roots.values() for name in os.listdir(root) if name != "lock")
 
 
 @pytest.fixture
 def settings(roots: dict[str, Path]) -> Generator[dict[str, Any]]:
-    yield {name: str(path) for name, path in roots.items()}
+    # Embedded also where the suite has initialised Ray in this process.
+    yield {"host": "embedded", **{name: str(path) for name, path in roots.items()}}
     session.close()
     sweep(root=roots["runtime_dir"], shm_root=roots["shm_dir"])
 

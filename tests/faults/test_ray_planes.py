@@ -40,9 +40,7 @@ Init = Callable[..., Client]
 
 
 @pytest.fixture
-def init(
-    ray_cluster: list[str], plane_settings: dict[str, Any]
-) -> Generator[Init]:
+def init(ray_cluster: list[str], plane_settings: dict[str, Any]) -> Generator[Init]:
     """Starts or attaches; every plane that it named is destroyed at the end and leaves nothing."""
     import ray
 
@@ -311,7 +309,8 @@ def test_attaching_never_creates(ray_cluster: list[str], plane_settings: dict[st
     with pytest.raises(PlaneLost, match="no plane 'nobody' runs on this Ray cluster"):
         dataplane.connect("nobody", config=plane_settings)
     assert not [
-        actor for actor in ray.util.list_named_actors(all_namespaces=True)
+        actor
+        for actor in ray.util.list_named_actors(all_namespaces=True)
         if actor["name"].startswith("nobody")
     ]
 
@@ -453,9 +452,10 @@ print(json.dumps({
 def test_on_a_busy_1_cpu_cluster_with_tokens_it_starts_and_takes_no_earlier_sessions_plane(
     tmp_path: Path,
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="dataplane-") as runtime, tempfile.TemporaryDirectory(
-        prefix="dataplane-", dir="/dev/shm"
-    ) as shm:
+    with (
+        tempfile.TemporaryDirectory(prefix="dataplane-") as runtime,
+        tempfile.TemporaryDirectory(prefix="dataplane-", dir="/dev/shm") as shm,
+    ):
         settings = {
             "runtime_dir": runtime, "shm_dir": shm, "capacity_bytes": 16 * MiB, "linger_s": 60,
         }  # fmt: skip

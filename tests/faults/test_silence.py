@@ -18,6 +18,7 @@ from dataplane.client.aio import AsyncClient
 from dataplane.client.connection import Connection
 from dataplane.client.sync import Client
 from dataplane.errors import DeadlineExceeded, PlaneLost, Unreachable
+from dataplane.wire.channel import Channel
 from tests.deadline import eventually
 from tests.faults.planes import SMALL_STORE, Plane
 from tests.faults.processes import is_gone, state_of
@@ -191,8 +192,47 @@ def test_calls_under_way_say_within_a_second_that_their_plane_was_killed(
     assert max(at for at, _ in found) - killed < 1
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_large_read_whose_store_is_killed_in_its_midst_ends_in_a_second(
+    monkeypatch: pytest.MonkeyPatch, own_plane: Callable[..., Plane], kind: str
+) -> None:
+    plane = own_plane(tcp_host="127.0.0.1", capacity_bytes=256 << 20)
+    plane.client.kv_put("A", "p", {"x": torch.zeros(64 << 20, dtype=torch.uint8)})
+    killed: list[float] = []
+
+    def kill_in_the_midst(at: int) -> None:
+        if at > 1 << 20 and not killed:
+            os.kill(plane.pid, signal.SIGKILL)
+            killed.append(time.monotonic())
+
+    more, updated = Connection._more, Channel.buffer_updated
+    received = [0]
+
+    def counting_more(self: Connection, view: memoryview, deadline: float) -> int:
+        got = more(self, view, deadline)
+        received[0] += got
+        kill_in_the_midst(received[0])
+        return got
+
+    def counting_updated(self: Channel, nbytes: int) -> None:
+        received[0] += nbytes
+        kill_in_the_midst(received[0])
+        updated(self, nbytes)
+
+    monkeypatch.setattr(Connection, "_more", counting_more)
+    monkeypatch.setattr(Channel, "buffer_updated", counting_updated)
+    far = Plane(
+        plane.joined, plane.folders, plane.config.model_copy(update={"same_node_reads": False}),
+        plane.client,
+    )  # fmt: skip
+    with client_of(far, kind) as client, pytest.raises(PlaneLost):
+        client.kv_batch_get(["A"], "p")
+    assert len(killed) == 1
+    assert time.monotonic() - killed[0] < 1.5
+
+
 def test_a_socket_that_belongs_to_another_plane_now_is_a_lost_plane(
-    own_plane: Callable[..., Plane]
+    own_plane: Callable[..., Plane],
 ) -> None:
     first, second = own_plane(), own_plane()
     first.client.kv_put("A", "p", SMALL)
