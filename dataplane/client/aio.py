@@ -461,12 +461,16 @@ class AsyncClient:
 
     def close_in_child(self) -> None:
         """Become a new client in a forked child; what was inherited stays the parent's."""
+        # A transport closes its descriptor once more when it is collected. The number must stay
+        # taken until then, or that would be somebody else's.
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for mine in list(self._loops.values()):
             for task in mine.channels.values():
                 if task.done() and not task.cancelled() and task.exception() is None:
                     fd = task.result().fileno()
                     if fd >= 0:
-                        os.close(fd)
+                        os.dup2(null, fd, inheritable=False)
+        os.close(null)
         for connection in list(self._open):
             connection.close_in_child()
         self._open = weakref.WeakSet()

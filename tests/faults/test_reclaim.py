@@ -6,6 +6,7 @@ connection. What the store itself cuts off may still be written to, so it is nev
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import gc
@@ -27,6 +28,7 @@ from dataplane.codec.encoded import Encoded
 from dataplane.config import Config
 from dataplane.errors import InvalidRequest, QuotaExceeded
 from dataplane.values.segments import segment_path
+from dataplane.wire.channel import Channel
 from tests.deadline import eventually
 from tests.faults.planes import SEGMENT_ROOM, SMALL_STORE, MiB, Plane
 from tests.faults.processes import Process, Speaker, is_gone
@@ -147,6 +149,47 @@ def fork_a_client(speaker: Speaker, joined: Joined, config: Config, partition: s
         assert rows.fields["x"][0].tolist() == [1]
     client.kv_put("parent", partition, {"x": torch.tensor([2])})
     speaker.say((client.client_id, ids, count[0]))
+
+
+def fork_an_asyncio_client(
+    speaker: Speaker, joined: Joined, config: Config, partition: str
+) -> None:
+    """Use one AsyncClient before and after a fork, on both sides of it. The child's copies of the
+    parent's connections are collected while it has connections of its own."""
+    client = AsyncClient(joined, config)
+    loops = [asyncio.new_event_loop()]
+    loop = loops[0]
+    loop.run_until_complete(client.kv_put("parent", partition, {"x": torch.tensor([1])}))
+    back, forth = os.pipe()
+    child = os.fork()
+    if not child:
+        broken: list[str] = []
+
+        async def use() -> None:
+            lost = Channel.connection_lost
+
+            def noted(self: Channel, error: Exception | None) -> None:
+                if error is not None:
+                    broken.append(repr(error))
+                lost(self, error)
+
+            Channel.connection_lost = noted
+            await client.kv_put("child1", partition, {"x": torch.full((LARGE,), 1)})
+            loops.clear()
+            gc.collect()
+            await client.kv_put("child2", partition, {"x": torch.full((LARGE,), 2)})
+
+        del loop
+        asyncio.run(use())
+        os.write(forth, repr((client.client_id, broken)).encode())
+        os._exit(0)
+    os.close(forth)
+    assert os.waitpid(child, 0)[1] == 0
+    told = os.read(back, 1000).decode()
+    loop.run_until_complete(client.kv_put("parent", partition, {"x": torch.tensor([2])}))
+    loop.run_until_complete(client.close())
+    loop.close()
+    speaker.say((client.client_id, told))
 
 
 # -- a writer ends ---------------------------------------------------------------------------
@@ -380,6 +423,19 @@ def test_a_forked_child_is_a_new_client_and_its_parent_goes_on(
     assert sorted(tags) == [f"child{i}" for i in range(5)] + ["hammer", "parent"]
     assert tags["hammer"] == {"n": hammered - 1}
     assert [set(plane.reads(f"child{i}", partition)) for i in range(5)] == [{i} for i in range(5)]
+    assert plane.reads("parent", partition) == [2]
+
+
+def test_a_forked_asyncio_client_is_a_new_client_and_closes_no_descriptor_twice(
+    plane: Plane, partition: str
+) -> None:
+    with start(fork_an_asyncio_client, plane, partition) as process:
+        parent, told = process.says()
+    child, broken = ast.literal_eval(told)
+    assert child != parent
+    assert broken == []
+    assert sorted(plane.client.kv_list(partition).keys) == ["child1", "child2", "parent"]
+    assert plane.content("child2", partition) == [2]
     assert plane.reads("parent", partition) == [2]
 
 
