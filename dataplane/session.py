@@ -58,9 +58,7 @@ def init(config: Config | Mapping[str, Any] | None = None, *, name: str = "defau
                     started.stop()
                     atexit.unregister(started.stop)
 
-                client = Client(
-                    started.joined, settings, on_close=on_close
-                )
+                client = Client(started.joined, settings, on_close=on_close)
         client.attach()
         _become_default(client)
         return client

@@ -35,9 +35,9 @@ def serve(
     runtime_dir: Annotated[
         Path | None, typer.Option(help="Folder of sockets, secret and journal.")
     ] = None,
-    shm_dir: Annotated[
-        Path, typer.Option(help="Folder of shared memory, a tmpfs.")
-    ] = Path("/dev/shm"),
+    shm_dir: Annotated[Path, typer.Option(help="Folder of shared memory, a tmpfs.")] = Path(
+        "/dev/shm"
+    ),
 ) -> None:
     """Run a plane in this process until SIGTERM or Ctrl-C.
 

@@ -174,9 +174,7 @@ class AsyncClient:
         options = GetOptions(layout, pad, out, total, trim)
         deadline = self._deadline(timeout)
         return await self._drive(
-            get_batch(
-                self._core, keys, partition_id, select_fields, options, on_missing, deadline
-            ),
+            get_batch(self._core, keys, partition_id, select_fields, options, on_missing, deadline),
             deadline,
         )
 

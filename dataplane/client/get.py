@@ -110,9 +110,7 @@ def get_batch(
                 raise
             return Rows([], {})  # nothing of nothing, as clearing no keys of it is no error
         plan = _trimmed(plan, options)
-        data = [
-            core.recycler.take(int(rows.nbytes.sum())) for rows in plan.fields
-        ]
+        data = [core.recycler.take(int(rows.nbytes.sum())) for rows in plan.fields]
         try:
             gone = yield from _fetch(core, plan, data, deadline)
         except Broken as error:
@@ -205,9 +203,7 @@ def _trimmed(plan: ReadPlan, options: GetOptions) -> ReadPlan:
     return plan._replace(fields=fields)
 
 
-def _fetch(
-    core: Core, plan: ReadPlan, data: Sequence[Bytes], deadline: float
-) -> Verb[list[int]]:
+def _fetch(core: Core, plan: ReadPlan, data: Sequence[Bytes], deadline: float) -> Verb[list[int]]:
     """Fill `data` with the rows of each field; which of the plan's blocks were gone, if any."""
     if not len(plan.block_ids):
         return []
@@ -293,8 +289,8 @@ def _copy_remote(
     core: Core, plan: ReadPlan, data: Sequence[Bytes], lane: Any, mine: int | None, deadline: float
 ) -> Verb[list[int]]:
     """The bytes through the socket: straight into place if all come from one store."""
-    blocks = np.arange(len(plan.block_ids)) if mine is None else np.flatnonzero(
-        plan.block_store == mine
+    blocks = (
+        np.arange(len(plan.block_ids)) if mine is None else np.flatnonzero(plan.block_store == mine)
     )
     number = np.zeros(len(plan.block_ids), np.int32)
     number[blocks] = np.arange(len(blocks), dtype=np.int32)

@@ -56,9 +56,7 @@ def put_row(
         encoded = encode_row(key, fields)
     packed = pack_tags(tags) if tags is not None else None
     return (
-        yield from _put(
-            core, [key], partition_id, encoded, packed, [tags or {}], flags, deadline
-        )
+        yield from _put(core, [key], partition_id, encoded, packed, [tags or {}], flags, deadline)
     )
 
 

@@ -144,9 +144,7 @@ class Listing:
             else:
                 cells += columns.to_cells(*piece)
         whole = columns.encode(cells)
-        return columns.to_numpy(
-            whole.kind, [columns.decode(whole.kind, whole.rows, whole.buffers)]
-        )
+        return columns.to_numpy(whole.kind, [columns.decode(whole.kind, whole.rows, whole.buffers)])
 
     @property
     def fields(self) -> list[tuple[str, ...]]:

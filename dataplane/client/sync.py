@@ -155,9 +155,7 @@ class Client:
         options = GetOptions(layout, pad, out, total, trim)
         deadline = self._deadline(timeout)
         return self._drive(
-            get_batch(
-                self._core, keys, partition_id, select_fields, options, on_missing, deadline
-            ),
+            get_batch(self._core, keys, partition_id, select_fields, options, on_missing, deadline),
             deadline,
         )
 
@@ -223,9 +221,7 @@ class Client:
         With `keys` None, all rows that match `where`. Keys that do not exist are no error.
         """
         deadline = self._deadline(timeout)
-        return self._drive(
-            clear_rows(self._core, keys, partition_id, where, deadline), deadline
-        )
+        return self._drive(clear_rows(self._core, keys, partition_id, where, deadline), deadline)
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Sizes of the plane: partitions, bytes in use, value stores, clients, history."""

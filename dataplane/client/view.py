@@ -134,8 +134,7 @@ def _rows_in_place(plan: ReadPlan, spans: Mapping[int, _Span], options: GetOptio
         else:
             # Not merged: every row is a tensor of its own.
             span_of = (
-                plan.block_store[rows.block].astype(np.int64) << 32
-                | plan.block_segment[rows.block]
+                plan.block_store[rows.block].astype(np.int64) << 32 | plan.block_segment[rows.block]
             )
             start = plan.block_offset[rows.block] + rows.offset
             result.fields[rows.name] = [

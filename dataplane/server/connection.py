@@ -319,9 +319,7 @@ class Connection(asyncio.BufferedProtocol):
         _outliving.add(task)
         task.add_done_callback(_outliving.discard)
 
-    async def _run(
-        self, kind: str | int, number: int, waiting: Coroutine[Any, Any, None]
-    ) -> None:
+    async def _run(self, kind: str | int, number: int, waiting: Coroutine[Any, Any, None]) -> None:
         try:
             await waiting
         except Exception as error:

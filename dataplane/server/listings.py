@@ -61,9 +61,7 @@ async def list_partition(store: TagStore, body: Body, worst: WorstSlice) -> Pack
 
 
 def _check(since: object, columns: list[Any] | None, limit: object) -> None:
-    if columns is not None and not (
-        type(columns) is list and set(map(type, columns)) <= {str}
-    ):
+    if columns is not None and not (type(columns) is list and set(map(type, columns)) <= {str}):
         raise InvalidRequest("columns is a list of tag names")
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidRequest(f"limit is a number of rows, not {limit!r:.80}")

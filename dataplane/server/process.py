@@ -51,9 +51,7 @@ async def serve(
             address = await server.listen("plane.sock", config.tcp_host)
             await server.serve_both("local")
             assert address.unix is not None
-            write_record(
-                folders, Record(folders.name, folders.plane_id, address.unix, address.tcp)
-            )
+            write_record(folders, Record(folders.name, folders.plane_id, address.unix, address.tcp))
             ready(server)
             ends = [asyncio.create_task(e.wait()) for e in (until, server.ended)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -91,9 +89,7 @@ def child() -> None:
                 parent_gone.set()
 
         loop.add_reader(0, stdin_readable)
-        await serve(
-            folders, config, ready=lambda _: say({"ok": True}), until=parent_gone
-        )
+        await serve(folders, config, ready=lambda _: say({"ok": True}), until=parent_gone)
 
     prepare_process()
     try:

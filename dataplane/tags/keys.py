@@ -59,8 +59,11 @@ def check_keys(keys: list[str], *, unique: bool = True) -> list[str]:
     # One pass over all of them in C settles the usual case.
     lengths = list(map(len, keys))
     text = "".join(keys)
-    if min(lengths) == 0 or max(lengths) > MAX_KEY_BYTES // 4 or not text.isprintable() or (
-        ".." in text
+    if (
+        min(lengths) == 0
+        or max(lengths) > MAX_KEY_BYTES // 4
+        or not text.isprintable()
+        or (".." in text)
     ):
         for key in keys:
             check_name(key, "key")
@@ -169,9 +172,7 @@ def _check_depth(tags: Sequence[Tags], keys: Sequence[str]) -> None:
             )
 
 
-def _check_tag_names(
-    names: Iterable[str], tags: Sequence[Tags], keys: Sequence[str]
-) -> None:
+def _check_tag_names(names: Iterable[str], tags: Sequence[Tags], keys: Sequence[str]) -> None:
     for name in names:
         if name in _GOOD_NAMES:
             continue

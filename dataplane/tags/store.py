@@ -111,9 +111,7 @@ class TagStore:
         self._record(Change(self.n, now, partition_id, found, positions))
         return len(found)
 
-    def scan_clear(
-        self, partition: Partition, number: int, predicate: Predicate
-    ) -> Doomed | None:
+    def scan_clear(self, partition: Partition, number: int, predicate: Predicate) -> Doomed | None:
         """What a clear by predicate would make of one chunk; None if it touches no row of it."""
         chunk = partition.slots.chunks[number]
         if chunk is None or not chunk.live:

@@ -47,6 +47,4 @@ def plan_repack(
         for c, i in enumerate(chosen)
         for at, row in enumerate(keep_rows)
     ]
-    return Repack(
-        new_template, len(keep_rows), new_lengths.tobytes(), int(after.total[0]), copies
-    )
+    return Repack(new_template, len(keep_rows), new_lengths.tobytes(), int(after.total[0]), copies)

@@ -75,9 +75,7 @@ class Channel(asyncio.BufferedProtocol):
         """A greeted connection. Errors of the socket pass as OSError."""
         loop = asyncio.get_running_loop()
         if local and address.unix is not None:
-            _, channel = await loop.create_unix_connection(
-                lambda: cls(on_request), address.unix
-            )
+            _, channel = await loop.create_unix_connection(lambda: cls(on_request), address.unix)
         elif address.tcp is not None:
             host, port = address.tcp
             context = tls.client() if tls else None

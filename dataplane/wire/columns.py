@@ -102,8 +102,10 @@ def to_numpy(kind: str, pieces: Sequence[Any]) -> Array:
         out = np.empty(len(cells), object)
         out[:] = cells
         return out
-    return array.to_numpy(zero_copy_only=False) if kind != "i" or not array.null_count else (
-        np.array(array.to_pylist(), object)
+    return (
+        array.to_numpy(zero_copy_only=False)
+        if kind != "i" or not array.null_count
+        else (np.array(array.to_pylist(), object))
     )
 
 
