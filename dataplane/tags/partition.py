@@ -23,7 +23,7 @@ from dataplane.errors import (
 from dataplane.tags.layers import Layers, cover, live_fields, moved, release, release_whole
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import CHUNK_ROWS, SHARDS, Chunk, KeyIndex, Row, Slot, Slots, Tombstone
-from dataplane.types import FieldSchema, Tags
+from dataplane.types import FieldSchema, Tags, TagValue
 
 
 class PutRows(NamedTuple):
@@ -45,7 +45,9 @@ class Found(NamedTuple):
 
     positions: list[int | None]
     slots: list[Slot] | None
-    """None if none of the keys is known."""
+    """None if none of the keys has a row."""
+    cleared: Iterable[int]
+    """When each key was cleared last, where none has a row; 0 if it never was."""
 
 
 _NO_TAGS: Tags = {}
@@ -96,6 +98,7 @@ class Partition:
                 cleared_at=None,
             )
         positions = self.find(put.keys)
+        cleared: Iterable[int] = repeat(0)
         if positions.count(None) == len(positions):
             slots: list[Slot] | None = None  # all of them are new: nothing to compare with
         else:
@@ -103,13 +106,16 @@ class Partition:
             slots = [None if p is None else at(p) for p in positions]
             if put.stamp is not None:
                 self._check_stale(put.keys, slots, put.stamp)
+            if Row not in set(map(type, slots)):
+                cleared = [slot.revision if type(slot) is Tombstone else 0 for slot in slots]
+                slots = None
         if put.must_exist:
             self._check_exist(put.keys, slots)
         if put.if_absent and slots is not None:
             self._check_absent(put.keys, slots)
         if put.tags is not None:
             self._check_tags(put, slots)
-        return Found(positions, slots)
+        return Found(positions, slots, cleared)
 
     def _check_exist(self, keys: Sequence[str], slots: Sequence[Slot] | None) -> None:
         if slots is None:
@@ -202,7 +208,7 @@ class Partition:
         sizes: Iterable[int] = repeat(1, count) if put.tag_sizes is None else put.tag_sizes
         dead: list[Placement] = []
         if found.slots is None:
-            positions = self._append(put.keys, tags, sizes, placement, revision)
+            positions = self._append(put.keys, tags, sizes, placement, revision, found.cleared)
         else:
             positions = self._merge(put.keys, tags, sizes, placement, found, revision, dead)
         self.revision = revision
@@ -220,12 +226,13 @@ class Partition:
         sizes: Iterable[int],
         placement: Placement | None,
         revision: int,
+        cleared: Iterable[int],
     ) -> range:
-        """New rows for keys that are all unknown."""
+        """New rows for keys of which none has one."""
         layers: Iterable[Layers] = (
             repeat((), len(keys)) if placement is None else zip(repeat(placement), range(len(keys)))
         )
-        rows = list(map(Row, keys, tags, sizes, layers, repeat(revision), repeat(0)))
+        rows = list(map(Row, keys, tags, sizes, layers, repeat(revision), cleared))
         first = self.slots.extend(rows)
         shards = self.index.shards
         for position, key in enumerate(keys, first):
@@ -291,8 +298,10 @@ class Partition:
             if total > MAX_TAG_BYTES:
                 total = len(msgpack.packb(merged))
             if columns:
-                for name in tags:
-                    columns.pop(name, None)
+                for name, value in tags.items():
+                    # Writers send all tags of a row when one of them changed.
+                    if not _same(old.get(name), value):
+                        columns.pop(name, None)
             if chunk.names is not None:
                 chunk.names.update(tags)
             self.tag_bytes += total - row.tag_bytes
@@ -404,6 +413,15 @@ class Partition:
         new.partition_id = self.partition_id
         new.positions = [position for _, position in moves]
         return [placement for placement in (old, new) if not placement.live]
+
+
+def _same(old: TagValue, new: TagValue) -> bool:
+    """Whether two tags are surely the same scalar; lists and maps are not looked into."""
+    kind = type(old)
+    return kind is type(new) and kind in _SCALARS and old == new
+
+
+_SCALARS = frozenset((bool, int, float, str))
 
 
 def _compact(positions: list[int]) -> Sequence[int]:
