@@ -47,6 +47,9 @@ class Config(BaseSettings):
     """Deadline of starting a plane."""
     linger_s: float = Field(default=24 * 3600.0, gt=0)
     """A Ray-hosted plane ends after this long without a client."""
+    spin_s: float = Field(default=400e-6, ge=0, le=0.01)
+    """How long a blocking call looks for its answer before it sleeps, where that keeps paying; on
+    virtual machines being woken costs more than most requests. 0 leaves the core to others."""
     reuse_bytes: int = Field(default=1 << 30, ge=0)
     """Memory that a client keeps for results to come; first-touch page faults cost 4x a copy."""
     history_changes: int = Field(default=1_000_000, ge=1)

@@ -41,7 +41,6 @@ from dataplane.wire.frames import (
 
 CONNECT_PAUSE_S = 0.02
 RECEIVE_BYTES = 64 << 10
-SPIN_S = 100e-6
 MAX_REST = 256
 """Calls that do not spin after spinning was in vain, at most."""
 BATCH_BYTES = 16 << 20
@@ -60,6 +59,8 @@ class Connection:
         self._socket = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._armed_s = 0.0
+        self.spin_s = 0.0
+        """How long to look for an answer before sleeping until it comes."""
         self._pause = 0
         self._rest = 0
         if not self._tls:
@@ -253,12 +254,12 @@ class Connection:
         Falling asleep and being woken costs more than most answers take. Where they take longer,
         or the cores are busy, looking does not help: then it is tried more and more rarely.
         """
-        if self._tls:
+        if self._tls or not self.spin_s:
             return 0
         if self._rest:
             self._rest -= 1
             return 0
-        until = time.perf_counter() + SPIN_S
+        until = time.perf_counter() + self.spin_s
         receive = self._socket.recv_into
         while True:
             try:
@@ -345,6 +346,7 @@ def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
                 local=local,
                 deadline=deadline,
             )
+            connection.spin_s = core.config.spin_s
             break
         except DataplaneError:
             raise

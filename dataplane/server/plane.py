@@ -50,7 +50,7 @@ class PlaneServer:
         self.address = Address(None)
         self.ended = asyncio.Event()
         """Set when the plane is to end: destroyed, or its tag store is gone."""
-        self.served = Spinner().served
+        self._spinner = Spinner()
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._connections: set[Connection] = set()
@@ -151,6 +151,11 @@ class PlaneServer:
 
     def _accepted(self, *, local: bool) -> Connection:
         return Connection(self, local=local)
+
+    def served(self, connection: Connection, /) -> None:
+        # A value store alone waits for its tag store, which needs the core more than it does.
+        if self.tags is not None and connection.role == "client":
+            self._spinner.served(connection)
 
     def greet(self, connection: Connection) -> Body:
         if connection.role == "store" and self.values is not None:
