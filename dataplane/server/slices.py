@@ -1,11 +1,11 @@
-"""Slices of CPU time: a long walk gives way to every other client about once a millisecond."""
+"""Slices of CPU time: a long walk gives way to every other client twice a millisecond."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-SLICE_S = 0.001
+SLICE_S = 0.0005
 """CPU time that a walk takes before it lets others run."""
 
 
