@@ -130,7 +130,7 @@ def _field_columns(
 
 
 def _run_end(rows: Sequence[Row], at: int) -> int:
-    """Where the run of rows that lie one behind the other in one put ends; they are read at once."""
+    """Where the run of rows ends that lie one behind the other in one put: read at once."""
     layers = rows[at].layers
     end = at + 1
     if len(layers) != 2:
