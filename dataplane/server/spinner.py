@@ -8,6 +8,8 @@ from time import perf_counter
 SPIN_S = 50e-6
 MAX_REST = 256
 """Requests after which a loop does not spin once spinning was in vain, at most."""
+ALONE_AFTER = 16
+"""Requests in a row that make a client the only one that is asking."""
 
 
 class Spinner:
@@ -33,7 +35,7 @@ class Spinner:
         """A request of this client was served just now."""
         if client is not self._client:
             self._client = client
-            self._pause = self._rest = MAX_REST
+            self._rest = max(self._rest, ALONE_AFTER)
             self._until = 0.0
         elif self._spinning:
             self._found = True
