@@ -43,6 +43,8 @@ class Config(BaseSettings):
     """Map segments of the own node; off, everything travels through sockets (for tests)."""
     timeout_s: float = Field(default=30.0, gt=0)
     """Deadline of a call that names none."""
+    wait_timeout_s: float = Field(default=600.0, gt=0)
+    """Deadline of a call that waits for something to happen, and names none."""
     start_timeout_s: float = Field(default=15.0, gt=0)
     """Deadline of starting a plane."""
     linger_s: float = Field(default=24 * 3600.0, gt=0)

@@ -8,15 +8,18 @@
         FieldNotFound (KeyError)         .partition_id .keys .fields
         AlreadyWritten                   .partition_id .keys
         SchemaMismatch                   .partition_id .keys .fields
-        StaleWrite                       .partition_id .keys .cleared_at
+        StaleWrite                       .partition_id .keys .cleared_at .attempt
+        ClaimLost                        .partition_id .keys .task
         Unauthenticated
         PermissionDenied
-      QuotaExceeded                      .used_bytes .limit_bytes .oldest_keys; nothing was written
+      QuotaExceeded                      .used_bytes .limit_bytes .oldest_keys .lagging_task;
+                                         nothing was written
       DeadlineExceeded (TimeoutError)    .waited_s .explanation; safe to repeat
       Unreachable (ConnectionError)      not reached yet; safe to repeat
       PlaneLost                          this plane is gone, or is not the one that was joined
       OutcomeUnknown                     .request_id; it may have happened
       ValueLost                          .partition_id .keys; the node that held the values died
+      CheckpointDamaged                  .path .file; nothing of it was loaded
       InternalError                      our bug
 
 The same class with the same attributes is raised on both sides of a connection:
@@ -104,12 +107,26 @@ class SchemaMismatch(RequestError):
 
 
 class StaleWrite(RequestError):
-    """A put began before one of its keys was cleared, so it must not bring the key back."""
+    """A put that comes too late: one of its keys was cleared after it began, or its attempt closed.
 
-    attributes = ("partition_id", "keys", "cleared_at")
+    It must not bring the rows back: drop it, or put again if they are wanted.
+    """
+
+    attributes = ("partition_id", "keys", "cleared_at", "attempt")
     partition_id: str
     keys: list[str]
-    cleared_at: int
+    cleared_at: int | None
+    attempt: int | None
+    """The attempt that is closed, where that is the reason."""
+
+
+class ClaimLost(RequestError):
+    """A claim does not hold these keys any more: its lease ended, or they were cleared."""
+
+    attributes = ("partition_id", "keys", "task")
+    partition_id: str
+    keys: list[str]
+    task: str
 
 
 class Unauthenticated(RequestError):
@@ -123,10 +140,13 @@ class PermissionDenied(RequestError):
 class QuotaExceeded(DataplaneError):
     """There is no room and none came free before the deadline. Nothing was written."""
 
-    attributes = ("used_bytes", "limit_bytes", "oldest_keys")
+    attributes = ("used_bytes", "limit_bytes", "oldest_keys", "lagging_task")
     used_bytes: int
     limit_bytes: int
     oldest_keys: list[str] | None
+    """Keys that have been in the store longest and that some task has not committed."""
+    lagging_task: str | None
+    """The task with the most rows that it has not committed, if any task claims."""
 
 
 class DeadlineExceeded(DataplaneError, TimeoutError):
@@ -158,6 +178,15 @@ class ValueLost(DataplaneError):
     attributes = ("partition_id", "keys")
     partition_id: str
     keys: list[str]
+
+
+class CheckpointDamaged(DataplaneError):
+    """A file of a checkpoint is not what was saved, or was never whole. Nothing of it is used."""
+
+    attributes = ("path", "file")
+    path: str
+    file: str
+    """The name of the file within the checkpoint."""
 
 
 class InternalError(DataplaneError):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from dataplane.errors import InvalidRequest, KeyNotFound, quote
 
@@ -143,3 +143,144 @@ class KVBatchMeta:
             list(self.fields),
             self.revision,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Rows that a consumer holds under a lease, until it commits or releases them."""
+
+    task: str
+    claim_id: int
+    meta: KVBatchMeta
+    """The claimed rows: keys and tags as they were when they were claimed."""
+    deliveries: list[int]
+    """How often each row has been offered to the task, this time included. # [B]"""
+    end: bool = False
+    """The partition is sealed and the task has committed every row: there is nothing to come."""
+
+    @property
+    def partition_id(self) -> str:
+        """The partition of the claimed rows."""
+        return self.meta.partition_id
+
+    @property
+    def keys(self) -> list[str]:
+        """The claimed keys, in the order in which they are offered."""
+        return self.meta.keys
+
+    @property
+    def tags(self) -> list[Tags]:
+        """The tags of each claimed key."""
+        return self.meta.tags
+
+    def __len__(self) -> int:
+        return len(self.meta)
+
+    def without(self, keys: Iterable[str]) -> Claim:
+        """The claim less these keys: what is left of it after a ClaimLost that named them."""
+        gone = set(keys)
+        left = [i for i, key in enumerate(self.meta.keys) if key not in gone]
+        meta = self.meta.select([self.meta.keys[i] for i in left])
+        return replace(self, meta=meta, deliveries=[self.deliveries[i] for i in left])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What whole revisions of a partition changed, as a watch tells it."""
+
+    revision: Revision
+    """The last revision that is told; a watch resumed from it goes on with the next."""
+    rows: KVBatchMeta
+    """Rows that were written and are there: each once, with its tags as of `revision` or later."""
+    cleared: list[str]
+    """Keys that were cleared and are still gone."""
+    full: bool = False
+    """History does not reach back to where the watch was to begin: `rows` is everything there is,
+    and any key that is not among them is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How much a partition may hold; None is no limit. Bytes are of extents, tags included."""
+
+    bytes: int | None = None
+    rows: int | None = None
+    producer_bytes: int | None = None
+    producer_rows: int | None = None
+    """What one producer (a client) may have in it."""
+    group_bytes: int | None = None
+    """What `begin_group` reserves for a group that declares nothing."""
+
+    def __post_init__(self) -> None:
+        for name in ("bytes", "rows", "producer_bytes", "producer_rows", "group_bytes"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 < value < 1 << 63):
+                raise InvalidRequest(f"quota.{name} is a positive number, not {value!r:.80}")
+        for limit in ("bytes", "producer_bytes"):
+            room = getattr(self, limit)
+            if room is not None and self.group_bytes is not None and room < self.group_bytes:
+                raise InvalidRequest(
+                    f"quota.{limit} ({room}) is less than one group (group_bytes "
+                    f"{self.group_bytes}): no group could ever begin"
+                )
+
+    def limits(self) -> dict[str, int]:
+        """The limits that are set, by name."""
+        names = ("bytes", "rows", "producer_bytes", "producer_rows", "group_bytes")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @classmethod
+    def of(cls, quota: Quota | Mapping[str, int | None] | None) -> Quota | None:
+        """The quota that a caller gave, checked."""
+        if quota is None or isinstance(quota, cls):
+            return quota
+        try:
+            return cls(**quota)  # pyright: ignore[reportCallIssue] (user input)
+        except TypeError as error:
+            raise InvalidRequest(f"quota: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long versions of a partition family are kept (`weights@16`, `weights@17`)."""
+
+    versions: int
+    """How many sealed versions are kept: sealing one drops those before the last so many."""
+
+    def __post_init__(self) -> None:
+        if type(self.versions) is not int or self.versions < 1:
+            raise InvalidRequest(
+                f"retention.versions is a number from 1 on, not {self.versions!r:.80}"
+            )
+
+    @classmethod
+    def of(cls, retention: Retention | Mapping[str, int] | None) -> Retention | None:
+        """The retention that a caller gave, checked."""
+        if retention is None or isinstance(retention, cls):
+            return retention
+        try:
+            return cls(**retention)  # pyright: ignore[reportCallIssue] (user input)
+        except TypeError as error:
+            raise InvalidRequest(f"retention: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why something waits: what matches, what does not and why, and who is waited for."""
+
+    text: str
+    """All of it in words, as deadline errors carry it."""
+    matching: int = 0
+    """Rows (or whole groups) that match."""
+    total: int = 0
+    """Rows (or groups) that were looked at."""
+    failing: dict[str, int] = field(default_factory=dict[str, int])
+    """Each condition that rows fail, and how many of them."""
+    stuck: list[dict[str, TagValue]] = field(default_factory=list[Any])
+    """What holds things up, oldest first: groups or prompts with `key`, `status`, `age_s`,
+    `producer`, `alive`, and of groups `sessions` and `n`."""
+    holders: list[dict[str, TagValue]] = field(default_factory=list[Any])
+    """What holds the memory: partitions, producers and tasks with their bytes and rows."""
+
+    def __str__(self) -> str:
+        return self.text

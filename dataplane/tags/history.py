@@ -6,9 +6,11 @@ number of changed keys and by age, and says how far back it reaches (`floor`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
@@ -41,9 +43,17 @@ class Change(NamedTuple):
     keys: Collection[str]
     positions: Collection[int] | None
     """Slots that a clear emptied, in step with `keys`; None for a write."""
+    by: str = ""
+    """The client that made the change; empty where the store made it itself."""
 
 
 PAGE_CHANGES = 128
+
+_n_of = attrgetter("n")
+
+
+def _last_n(page: list[Change]) -> int:
+    return page[-1].n
 
 
 class _Log:
@@ -76,6 +86,8 @@ class History:
         self.max_changes = max_changes
         self.max_age_s = max_age_s
         self.floor = 0
+        self.floor_at: float | None = None
+        """When that revision was made, where it was made under this history's eyes."""
         self.size = 0
         """Changed keys held, a key counted once per change."""
         self._all: deque[Change] = deque()
@@ -114,6 +126,18 @@ class History:
             pages[0] = pages[0].copy()  # the one that still grows
         return pages
 
+    def made(self, partition_id: str, n: int) -> Change | None:
+        """The change that made revision n of a partition; None where it is not (any more) here."""
+        of = self._of.get(partition_id)
+        if of is None:
+            return None
+        number = bisect_left(of.pages, n, key=_last_n)
+        if number == len(of.pages):
+            return None
+        page = of.pages[number]
+        at = bisect_left(page, n, 0 if number else of.start, key=_n_of)
+        return page[at] if at < len(page) and page[at].n == n else None
+
     def covers(self, n: int) -> bool:
         """Whether every change after revision n is still here."""
         return n >= self.floor
@@ -135,4 +159,5 @@ class History:
             del self._of[oldest.partition_id]
         self.size -= len(oldest.keys)
         self.floor = oldest.n
+        self.floor_at = oldest.at
         return oldest

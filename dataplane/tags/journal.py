@@ -28,6 +28,13 @@ PUT = 1
 CLEAR = 2
 REPACK = 3
 STORE = 5
+CLAIM = 6
+COMMIT = 7
+RELEASE = 8
+BEGIN = 9
+END = 10
+PARTITION = 11
+RESTORE = 12
 
 
 class Journal(Protocol):

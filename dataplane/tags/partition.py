@@ -5,7 +5,7 @@ Checks change nothing; `apply_put` and `apply_clear` cannot fail after their che
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -20,10 +20,14 @@ from dataplane.errors import (
     StaleWrite,
     quote,
 )
+from dataplane.tags.accounts import Account, Producer
+from dataplane.tags.claims import Claims
+from dataplane.tags.groups import Group
 from dataplane.tags.layers import Layers, cover, live_fields, moved, release, release_whole
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import CHUNK_ROWS, SHARDS, Chunk, KeyIndex, Row, Slot, Slots, Tombstone
-from dataplane.types import FieldSchema, Tags, TagValue
+from dataplane.tags.views import Views
+from dataplane.types import FieldSchema, Quota, Retention, Tags, TagValue
 
 
 class PutRows(NamedTuple):
@@ -38,6 +42,11 @@ class PutRows(NamedTuple):
     if_absent: bool = False
     stamp: int | None = None
     """Revision at which the put began; None if it begins now."""
+    client_id: str = ""
+    group: Group | None = None
+    """The group whose open attempt the put names."""
+    is_prompt: bool = False
+    """Whether it is the row that `begin_group` and `end_group` write for a prompt."""
 
 
 class Found(NamedTuple):
@@ -52,23 +61,82 @@ class Found(NamedTuple):
 
 _NO_TAGS: Tags = {}
 
+MOST_PRODUCERS = 1024
+"""Producers of a partition from which on those that hold nothing are looked for and dropped."""
+
 
 class Partition:
-    def __init__(self, partition_id: str) -> None:
+    def __init__(self, partition_id: str, born: int = 0) -> None:
         self.partition_id = partition_id
-        self.revision = 0
+        self.born = born
+        """Revision that made it: one of this name before was another partition."""
+        self.revision = born
         """Last change of this partition."""
+        self.sealed = False
+        """Whether no new row may come."""
+        self.open_schema = False
+        """Whether a field may change its dtype and rank."""
+        self.quota: Quota | None = None
+        self.retention: Retention | None = None
         self.index = KeyIndex()
         self.slots = Slots()
         self.schema: dict[str, FieldSchema] = {}
         self.payload_bytes = 0
         """Bytes of all live cells."""
-        self.tag_bytes = 0
+        self.account = Account()
+        """All that counts against its quota."""
+        self.prompts = Account()
+        """The rows that were made for prompts when their groups began; no quota counts them."""
+        self.producers: dict[str, Producer] = {}
+        self._prompters: dict[str, Producer] = {}
+        """Whose rows for prompts are, by client."""
+        self._most_producers = MOST_PRODUCERS
+        self.groups: dict[str, Group] = {}
+        """By uid: those that are open, and those that have rows."""
+        self.touched: dict[Group, None] = {}
+        """Groups whose rows or bytes changed since the store looked last."""
+        self.views = Views(self)
+        self.claims = Claims(self)
         self._templates: set[bytes] = set()
         """Templates whose columns agree with the schema."""
 
     def __len__(self) -> int:
         return self.slots.live
+
+    @property
+    def tag_bytes(self) -> int:
+        """Packed size of the tags of all rows."""
+        return self.account.tag_bytes + self.prompts.tag_bytes
+
+    def producer(self, client_id: str) -> Producer:
+        """The account of a client; made if it has none."""
+        producer = self.producers.get(client_id)
+        if producer is None:
+            self._drop_idle()
+            producer = self.producers[client_id] = Producer(client_id, self.account)
+        return producer
+
+    def prompter(self, client_id: str) -> Producer:
+        """The account of a client for the rows that its groups have for their prompts."""
+        prompter = self._prompters.get(client_id)
+        if prompter is None:
+            self._drop_idle()
+            prompter = self._prompters[client_id] = Producer(client_id, self.prompts)
+        return prompter
+
+    def _drop_idle(self) -> None:
+        """Forget producers that have nothing here any more, when there are many."""
+        if len(self.producers) + len(self._prompters) < self._most_producers:
+            return
+        needed = {group.producer for group in self.groups.values()}
+        self.producers = {
+            client_id: producer
+            for client_id, producer in self.producers.items()
+            if not producer.is_empty or producer in needed
+        }
+        self._prompters = {c: p for c, p in self._prompters.items() if not p.is_empty}
+        left = len(self.producers) + len(self._prompters)
+        self._most_producers = max(MOST_PRODUCERS, 2 * left)
 
     def row(self, key: str) -> Row | None:
         position = self.index.get(key)
@@ -113,6 +181,8 @@ class Partition:
             self._check_exist(put.keys, slots)
         if put.if_absent and slots is not None:
             self._check_absent(put.keys, slots)
+        if self.sealed:
+            self._check_not_sealed(put.keys, slots)
         if put.tags is not None:
             self._check_tags(put, slots)
         return Found(positions, slots, cleared)
@@ -130,6 +200,14 @@ class Partition:
                 keys=missing,
             )
 
+    def _check_not_sealed(self, keys: Sequence[str], slots: Sequence[Slot] | None) -> None:
+        fresh = [k for i, k in enumerate(keys) if slots is None or type(slots[i]) is not Row]
+        if fresh:
+            raise InvalidRequest(
+                f"partition {self.partition_id!r} is sealed and takes no new row; new here: "
+                f"{quote(fresh)}"
+            )
+
     def _check_absent(self, keys: Sequence[str], slots: Sequence[Slot]) -> None:
         present = [k for k, slot in zip(keys, slots, strict=True) if type(slot) is Row]
         if present:
@@ -141,6 +219,8 @@ class Partition:
             )
 
     def _check_schema(self, placement: Placement, key: str) -> None:
+        if self.open_schema:
+            return
         for column in placement.template.columns:
             known = self.schema.get(column.name)
             if known is None or (known.dtype == column.dtype and known.rank == len(column.dims)):
@@ -207,17 +287,79 @@ class Partition:
         tags: Iterable[Tags] = repeat(_NO_TAGS, count) if put.tags is None else put.tags
         sizes: Iterable[int] = repeat(1, count) if put.tag_sizes is None else put.tag_sizes
         dead: list[Placement] = []
-        if found.slots is None:
-            positions = self._append(put.keys, tags, sizes, placement, revision, found.cleared)
+        group = put.group
+        account: Account
+        if group is not None:
+            account = group
+        elif put.is_prompt:
+            account = self.prompter(put.client_id)
         else:
-            positions = self._merge(put.keys, tags, sizes, placement, found, revision, dead)
+            account = self.producer(put.client_id)
+        before = found.slots
+        if before is None:
+            positions = self._append(
+                put.keys, tags, sizes, placement, revision, found.cleared, account
+            )
+        else:
+            positions = self._merge(
+                put.keys, tags, sizes, placement, found, revision, dead, account
+            )
         self.revision = revision
         if placement is not None:
             placement.partition_id = self.partition_id
             placement.positions = positions
             self.payload_bytes += placement.payload_bytes
+            rows_of = self._answerable(positions, account, write_back=put.must_exist)
+            placement.charge(rows_of)
+            for answers in rows_of:
+                if type(answers) is Group:
+                    self.touched[answers] = None
             self._learn(placement)
+        if group is not None:
+            self._enlist(group, put.keys, positions)
+        if self.views.active:
+            at = self.slots.at
+            for i, position in enumerate(positions):
+                old = None if before is None else before[i]
+                new = at(position)
+                assert type(new) is Row
+                self.views.changed(position, old if type(old) is Row else None, new, revision)
+        if group is not None:
+            self.views.group_changed(group)
         return dead
+
+    def _answerable(
+        self, positions: Sequence[int], account: Account, *, write_back: bool
+    ) -> dict[Account, int]:
+        """Rows of a block by account: whoever puts it answers for it, but a write-back is charged
+        to those whose rows it adds to. What is under a prompt is its writer's in any case."""
+        if not write_back or type(account) is Group:
+            return {account: len(positions)}
+        rows_of: dict[Account, int] = {}
+        for position in positions:
+            row = self.slots.at(position)
+            assert type(row) is Row
+            owner = account if row.account.parent is self.prompts else row.account
+            rows_of[owner] = rows_of.get(owner, 0) + 1
+        return rows_of
+
+    def _enlist(self, group: Group, keys: Sequence[str], positions: Sequence[int]) -> None:
+        """Make rows that were put for a group its trajectories; its prompt's row is none."""
+        self.touched[group] = None
+        group.positions.update(positions)
+        if group.uid in keys:
+            position = positions[keys.index(group.uid)]
+            group.positions.discard(position)
+            row = self.slots.at(position)
+            assert type(row) is Row
+            if row.account is group:  # it was cleared after the group began, and comes anew
+                group.add_rows(-1, -row.tag_bytes)
+                group.producer.add_rows(1, row.tag_bytes)
+                chunk = self.slots.writable(position)
+                chunk.rows[position & (CHUNK_ROWS - 1)] = Row(
+                    row.key, row.tags, row.tag_bytes, row.layers, row.revision, row.cleared_at,
+                    group.producer,
+                )  # fmt: skip
 
     def _append(
         self,
@@ -227,17 +369,18 @@ class Partition:
         placement: Placement | None,
         revision: int,
         cleared: Iterable[int],
+        account: Account,
     ) -> range:
         """New rows for keys of which none has one."""
         layers: Iterable[Layers] = (
             repeat((), len(keys)) if placement is None else zip(repeat(placement), range(len(keys)))
         )
-        rows = list(map(Row, keys, tags, sizes, layers, repeat(revision), cleared))
+        rows = list(map(Row, keys, tags, sizes, layers, repeat(revision), cleared, repeat(account)))
         first = self.slots.extend(rows)
         shards = self.index.shards
         for position, key in enumerate(keys, first):
             shards[hash(key) & (SHARDS - 1)][key] = position
-        self.tag_bytes += sum(row.tag_bytes for row in rows)
+        account.add_rows(len(rows), sum([row.tag_bytes for row in rows]))
         return range(first, first + len(rows))
 
     def _merge(
@@ -249,6 +392,7 @@ class Partition:
         found: Found,
         revision: int,
         dead: list[Placement],
+        account: Account,
     ) -> Sequence[int]:
         """Rows for keys of which some exist, or did."""
         assert found.slots is not None
@@ -269,12 +413,12 @@ class Partition:
                     else:
                         layers, nbytes = cover(layers, placement, i, dead)
                         self.payload_bytes -= nbytes
-                self._replace(slot, position, tag, size, layers, revision)
+                self._replace(slot, position, tag, size, layers, revision, account)
                 positions.append(position)
             else:
                 layers = () if placement is None else (placement, i)
                 cleared_at = slot.revision if type(slot) is Tombstone else 0
-                fresh.append(Row(key, tag, size, layers, revision, cleared_at))
+                fresh.append(Row(key, tag, size, layers, revision, cleared_at, account))
                 positions.append(-len(fresh))  # not known yet
         self.payload_bytes -= release_whole(whole, dead)
         if fresh:
@@ -283,11 +427,18 @@ class Partition:
             shards = self.index.shards
             for position, row in enumerate(fresh, first):
                 shards[hash(row.key) & (SHARDS - 1)][row.key] = position
-                self.tag_bytes += row.tag_bytes
+            account.add_rows(len(fresh), sum([row.tag_bytes for row in fresh]))
         return _compact(positions)
 
     def _replace(
-        self, row: Row, position: int, tags: Tags, size: int, layers: Layers, revision: int
+        self,
+        row: Row,
+        position: int,
+        tags: Tags,
+        size: int,
+        layers: Layers,
+        revision: int,
+        writer: Account,
     ) -> None:
         chunk = self.slots.writable(position)
         columns = chunk.columns
@@ -304,15 +455,34 @@ class Partition:
                         columns.pop(name, None)
             if chunk.names is not None:
                 chunk.names.update(tags)
-            self.tag_bytes += total - row.tag_bytes
         else:
             merged, total = row.tags, row.tag_bytes
+        account = row.account
+        if account is not writer and type(writer) is Group and row.key != writer.uid:
+            # A put for a group makes the row the group's.
+            account.add_rows(-1, -row.tag_bytes)
+            if type(account) is Group:
+                account.positions.discard(position)
+                self.touched[account] = None
+                self.views.group_changed(account)
+            account = writer
+            account.add_rows(1, total)
+        elif total != row.tag_bytes:
+            account.add_rows(0, total - row.tag_bytes)
+            if type(account) is Group:
+                self.touched[account] = None
         if columns and layers is not row.layers:
             for name in [name for name in columns if name[:1] == "\0"]:
                 del columns[name]
         chunk.rows[position & (CHUNK_ROWS - 1)] = Row(
-            row.key, merged, total, layers, revision, row.cleared_at
+            row.key, merged, total, layers, revision, row.cleared_at, account
         )
+
+    def declare(self, schema: Mapping[str, FieldSchema], *, opened: bool) -> None:
+        """Fix the schema of fields, or let all of them change."""
+        self.schema.update(schema)
+        self.open_schema = opened
+        self._templates.clear()  # what agreed with the schema before need not any more
 
     def _learn(self, placement: Placement) -> None:
         template = placement.template
@@ -338,7 +508,7 @@ class Partition:
                 found[key] = position
         return list(found), list(found.values())
 
-    def apply_clear(self, positions: Iterable[int], revision: int) -> list[Placement]:
+    def apply_clear(self, positions: Sequence[int], revision: int) -> list[Placement]:
         """Empty these slots, all of which hold rows; returns the placements that died of it."""
         tombstone = Tombstone(revision)
         slots = self.slots
@@ -349,26 +519,68 @@ class Partition:
             rows.append(row)
             slots.bury(position, tombstone)
         self.revision = revision
+        self._departed(rows, positions, revision)
         return self.release(rows)
 
-    def swap_clear(self, number: int, chunk: Chunk, removed: int, revision: int) -> None:
+    def _departed(self, rows: Sequence[Row], positions: Iterable[int], revision: int) -> None:
+        """Rows are gone: their groups, views and claims lose them."""
+        views, claims = self.views, self.claims
+        groups: dict[Group, None] = {}
+        for row, position in zip(rows, positions, strict=True):
+            group = row.account
+            if type(group) is Group:
+                group.positions.discard(position)
+                groups[group] = None
+            if views.active:
+                views.changed(position, row, None, revision)
+            if claims.active:
+                claims.cleared(position, row)
+        for group in groups:
+            self.touched[group] = None
+            views.group_changed(group)
+
+    def swap_clear(
+        self,
+        number: int,
+        chunk: Chunk,
+        rows: Sequence[Row],
+        positions: Sequence[int],
+        revision: int,
+    ) -> None:
         """Put a chunk with rows already buried in the place of the one it was made from."""
         self.slots.chunks[number] = chunk
-        self.slots.live -= removed
+        self.slots.live -= len(rows)
         self.revision = revision
+        if self.views.active or self.claims.active or self.groups:
+            self._departed(rows, positions, revision)
 
     def release(self, rows: Iterable[Row]) -> list[Placement]:
         """Let go of the cells of rows that are cleared; returns the placements that died."""
         taken: dict[Placement, list[int]] = {}
         dead: list[Placement] = []
+        account: Account | None = None
+        count = tag_bytes = 0
         for row in rows:
-            self.tag_bytes -= row.tag_bytes
+            if row.account is not account:
+                # Rows of one account mostly follow each other.
+                if account is not None:
+                    account.add_rows(-count, -tag_bytes)
+                    if type(account) is Group:
+                        self.touched[account] = None
+                account = row.account
+                count = tag_bytes = 0
+            count += 1
+            tag_bytes += row.tag_bytes
             layers = row.layers
             if len(layers) == 2:
                 # A row's only layer has no dead cell: whatever covered one would be a layer too.
                 taken.setdefault(layers[0], []).append(layers[1])
             elif layers:
                 self.payload_bytes -= release(layers, dead)
+        if account is not None:
+            account.add_rows(-count, -tag_bytes)
+            if type(account) is Group:
+                self.touched[account] = None
         self.payload_bytes -= release_whole(taken, dead)
         return dead
 
@@ -395,6 +607,7 @@ class Partition:
         was cleared or overwritten meanwhile stays so. Changes no revision.
         """
         new.live = 0
+        rows_of: dict[Account, int] = {}
         names = set(new.template.names)
         for at, (row, position) in enumerate(moves):
             slot = self.slots.at(position)
@@ -406,12 +619,21 @@ class Partition:
             layers = moved(slot.layers, old, row, new, at)
             chunk = self.slots.writable(position)
             chunk.rows[position & (CHUNK_ROWS - 1)] = Row(
-                slot.key, slot.tags, slot.tag_bytes, layers, slot.revision, slot.cleared_at
-            )
+                slot.key, slot.tags, slot.tag_bytes, layers, slot.revision, slot.cleared_at,
+                slot.account,
+            )  # fmt: skip
             old.live -= len(live)
             new.live += len(live)
+            owner = slot.account
+            if type(owner) is Group:
+                self.touched[owner] = None
+            elif owner.parent is self.prompts and type(owner) is Producer:
+                owner = self.producer(owner.client_id)
+            rows_of[owner] = rows_of.get(owner, 0) + 1
         new.partition_id = self.partition_id
         new.positions = [position for _, position in moves]
+        if rows_of:
+            new.charge(rows_of)
         return [placement for placement in (old, new) if not placement.live]
 
 

@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.codec.template import Template
+from dataplane.tags.accounts import Account
+from dataplane.values.extents import round_up
 
 
 class Placement:
     __slots__ = (
-        "_cell_bytes", "block", "lengths", "live", "nbytes", "offset", "partition_id", "positions",
-        "rows", "segment", "store", "template",
+        "_cell_bytes", "block", "charged", "lengths", "live", "nbytes", "offset", "partition_id",
+        "positions", "rows", "segment", "store", "template",
     )  # fmt: skip
 
     def __init__(
@@ -42,10 +44,46 @@ class Placement:
         self.lengths = lengths
         self.live = rows * len(template.columns)
         """Cells still in use."""
+        self.charged: Account | dict[Account, int] | None = None
+        """Who answers for its extent: one account for all of it, or each for a share in bytes."""
         self.partition_id = ""
         self.positions: Sequence[int] = ()
         """Slot of each row in its partition, so that a repack finds them."""
         self._cell_bytes: npt.NDArray[np.int64] | None = None
+
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes that the block takes in its store, whole pages."""
+        return round_up(self.nbytes)
+
+    def charge(self, rows_of: dict[Account, int]) -> None:
+        """Let the accounts of its rows answer for the extent until the block is dead."""
+        total = self.extent_bytes
+        if len(rows_of) == 1:
+            (account,) = rows_of
+            self.charged = account
+            account.add_extent(total)
+            return
+        self.charged = {}
+        rows_left = sum(rows_of.values())
+        for account, rows in rows_of.items():
+            share = total * rows // rows_left  # what rounding leaves over goes to the last
+            total -= share
+            rows_left -= rows
+            self.charged[account] = share
+            account.add_extent(share)
+
+    def uncharge(self) -> list[Account]:
+        """The block is dead; who answered for it."""
+        charged, self.charged = self.charged, None
+        if charged is None:
+            return []
+        if not isinstance(charged, dict):
+            charged.add_extent(-self.extent_bytes)
+            return [charged]
+        for account, share in charged.items():
+            account.add_extent(-share)
+        return list(charged)
 
     @property
     def cell_bytes(self) -> npt.NDArray[Any]:  # [C, R] int64

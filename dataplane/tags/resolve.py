@@ -7,14 +7,16 @@ blocks are both a handful of arrays on the wire and a handful of numpy calls in 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataplane.errors import FieldNotFound, KeyNotFound, quote
+from dataplane.codec.template import Column
+from dataplane.errors import FieldNotFound, KeyNotFound, SchemaMismatch, quote
 from dataplane.tags.layers import Layers
 from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import SHARDS, Row
+from dataplane.types import FieldSchema
 
 Answer = list[Any]
 """[keys | None, fields, schema, stores, templates, blocks, groups] as `wire.messages` documents."""
@@ -79,8 +81,53 @@ def resolve(
         rows = [row for row in rows if _signature(row.layers) not in lacking]
         kept = [row.key for row in rows]
         signatures = _signatures(rows)
-    schema = [list(partition.schema[name]) if name in partition.schema else None for name in fields]
+    known = partition.schema
+    schema = [list(known[name]) if name in known else None for name in fields]
+    if partition.open_schema and rows:
+        schema = [list(_one_schema(partition, name, rows, signatures)) for name in fields]
     return [kept, fields, schema, *_places(rows, fields, signatures)]
+
+
+def _one_schema(
+    partition: Partition,
+    name: str,
+    rows: Sequence[Row],
+    signatures: Mapping[tuple[int, ...], Layers],
+) -> FieldSchema:
+    """What a field of these rows is where it may change. SchemaMismatch if it did: a container
+    holds one dtype and rank."""
+    found: dict[tuple[str, int], FieldSchema] = {}
+    for layers in signatures.values():
+        schema = _schema_at(layers, name, partition)
+        found.setdefault(schema[:2], schema)
+    one, *others = found.values()
+    if not others:
+        return one
+    odd = next(row for row in rows if _schema_at(row.layers, name, partition)[:2] != one[:2])
+    other = _schema_at(odd.layers, name, partition)
+    raise SchemaMismatch(
+        f"field {name!r} of partition {partition.partition_id!r} holds {one.dtype} of rank "
+        f"{one.rank} in some of these rows, and {other.dtype} of rank {other.rank} in key "
+        f"{quote([odd.key])}: get them apart, or put them anew",
+        partition_id=partition.partition_id,
+        keys=[odd.key],
+        fields=[name],
+    )
+
+
+def _schema_at(layers: Layers, name: str, partition: Partition) -> FieldSchema:
+    template = layers[_layer(layers, name)].template
+    return schema_of(template.columns[template.index[name]], partition.schema)
+
+
+def schema_of(column: Column, schema: Mapping[str, FieldSchema]) -> FieldSchema:
+    """What a column's rows are to a reader: as the schema has it, unless they are of another
+    dtype or rank, which only an open schema allows."""
+    rank = len(column.dims)
+    known = schema.get(column.name)
+    if known is not None and (known.dtype, known.rank) == (column.dtype, rank):
+        return known
+    return FieldSchema(column.dtype, rank, column.ragged_dim)
 
 
 def _signature(layers: Layers) -> tuple[int, ...]:
@@ -131,6 +178,55 @@ def _places(
         for i in range(len(fields)):
             groups.append([[i], *table.assign_each(rows, [plan[i] for plan in plan_of])])
     return [*table.wire(), groups]
+
+
+def locate(rows: Sequence[Row], schema: Mapping[str, FieldSchema]) -> list[Any]:
+    """Where every field of these rows lies, each field in those of the rows that have it.
+
+    [fields, stores, templates, blocks, groups]; a field is [name, dtype, rank, ragged_dim, numbers
+    of its rows as int32, or None for all]. Where the schema is open, a field is there once for
+    each dtype and rank.
+    """
+    fields: dict[tuple[Any, ...], int] = {}
+    layers_of = {
+        signature: _columns(layers, schema, fields)
+        for signature, layers in _signatures(rows).items()
+    }
+    table = _BlockTable()
+    groups: list[list[Any]] = []
+    numbers: list[bytes | None] = [None] * len(fields)
+    if len(layers_of) == 1:
+        (columns,) = layers_of.values()
+        for k in dict.fromkeys(columns.values()):
+            members = [number for number, layer in columns.items() if layer == k]
+            groups.append([members, *table.assign(rows, k)])
+    else:
+        of_row = [layers_of[_signature(row.layers)] for row in rows]
+        for number in fields.values():
+            having = [i for i, columns in enumerate(of_row) if number in columns]
+            layers = [of_row[i][number] for i in having]
+            groups.append([[number], *table.assign_each([rows[i] for i in having], layers)])
+            if len(having) < len(rows):
+                numbers[number] = array("i", having).tobytes()
+    found = [[*field, numbers[number]] for field, number in fields.items()]
+    return [found, *table.wire(), groups]
+
+
+def _columns(
+    layers: Layers, schema: Mapping[str, FieldSchema], fields: dict[tuple[Any, ...], int]
+) -> dict[int, int]:
+    """The fields of rows with such layers, as numbers in `fields`, and the layer that has each."""
+    columns: dict[int, int] = {}
+    seen: set[str] = set()
+    for k in range(0, len(layers), 2):
+        placement: Placement = layers[k]
+        for column in placement.template.columns:
+            if column.name in seen:
+                continue
+            seen.add(column.name)
+            field = (column.name, *schema_of(column, schema))
+            columns[fields.setdefault(field, len(fields))] = k
+    return columns
 
 
 class _BlockTable:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dataplane.tags.accounts import Account
 from dataplane.tags.layers import Layers
 from dataplane.types import Tags
 
@@ -22,10 +23,17 @@ SHARDS = 256
 
 
 class Row:
-    __slots__ = ("cleared_at", "key", "layers", "revision", "tag_bytes", "tags")
+    __slots__ = ("account", "cleared_at", "key", "layers", "revision", "tag_bytes", "tags")
 
     def __init__(
-        self, key: str, tags: Tags, tag_bytes: int, layers: Layers, revision: int, cleared_at: int
+        self,
+        key: str,
+        tags: Tags,
+        tag_bytes: int,
+        layers: Layers,
+        revision: int,
+        cleared_at: int,
+        account: Account,
     ) -> None:
         self.key = key
         self.tags = tags
@@ -34,6 +42,8 @@ class Row:
         self.revision = revision
         self.cleared_at = cleared_at
         """Revision of the last clear of this key within history; 0 if there is none."""
+        self.account = account
+        """Whose row it is: a producer's, or a group's."""
 
 
 class Tombstone:

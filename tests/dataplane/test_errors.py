@@ -30,12 +30,17 @@ SAMPLES: dict[str, Any] = {
     "keys": ["u1_0_0", "k\n\x00", "\U0001f600"],
     "fields": ["labels"],
     "cleared_at": 881,
+    "attempt": 880,
+    "task": "train",
     "used_bytes": 1 << 40,
     "limit_bytes": 1 << 41,
     "oldest_keys": ["u0"],
+    "lagging_task": "reference",
     "waited_s": 1.5,
     "explanation": "B 3 of 4",
     "request_id": "c1:7",
+    "path": "saved/step-7",
+    "file": "0-tags.parquet",
 }
 
 
@@ -139,7 +144,9 @@ def test_an_attribute_that_was_not_given_is_none_and_an_unknown_one_is_a_bug(
 def test_request_errors_are_those_the_caller_can_fix() -> None:
     fixable = {name for name, cls in ERRORS.items() if issubclass(cls, RequestError)}
     others = "DataplaneError QuotaExceeded DeadlineExceeded Unreachable PlaneLost OutcomeUnknown"
-    assert set(ERRORS) - fixable == {*others.split(), "ValueLost", "InternalError"}
+    assert set(ERRORS) - fixable == {
+        *others.split(), "ValueLost", "CheckpointDamaged", "InternalError",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

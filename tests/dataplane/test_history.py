@@ -153,3 +153,21 @@ def test_a_chain_is_its_parts_in_order_without_a_copy() -> None:
     assert "d" not in chain
     assert chain.parts is parts
     assert list(Chain([])) == []
+
+
+@given(
+    st.lists(st.sampled_from("ppq"), max_size=3 * PAGE_CHANGES),
+    st.integers(1, 2 * PAGE_CHANGES),
+    st.data(),
+)
+def test_the_change_of_a_revision_is_found_as_long_as_it_is_kept(
+    partitions: list[str], max_changes: int, data: st.DataObject
+) -> None:
+    history = History(max_changes=max_changes)
+    changes = [change(n, at=float(n), partition_id=name) for n, name in enumerate(partitions, 1)]
+    fill(history, changes)
+    kept = {(c.partition_id, c.n): c for name in "pq" for c in history.since(name, history.floor)}
+    n = data.draw(st.integers(0, len(partitions) + 1))
+    for name in "pqr":
+        assert history.made(name, n) is kept.get((name, n))
+    assert history.floor_at == (float(history.floor) if history.floor else None)

@@ -162,10 +162,11 @@ def test_a_full_disk_is_named_and_leaves_whole_records_only(tmp_path: Path) -> N
 def test_a_change_that_cannot_be_journaled_is_not_made(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "journal", "plane", 1)
     service = TagService(TagStore(1), journal, on_destroy=lambda: None, clock=lambda: 5.0)
+    service.store.changed = None  # there is no loop here, and nobody who waits
 
     def put_tags(number: int, key: str) -> Any:
         meta = PutMeta("train", [key], 0, number, 0, None, None)
-        return service.put("c", meta.pack(), msgpack.packb({"n": number}), None, "")
+        return service.putting.put("c", meta.pack(), msgpack.packb({"n": number}), None, "")
 
     put_tags(1, "a")
     before = service.store.counts()
@@ -185,9 +186,10 @@ def test_the_journal_of_puts_says_what_the_store_holds(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = FileJournal(path, "plane", 1)
     service = TagService(TagStore(1), journal, on_destroy=lambda: None, clock=lambda: 5.0)
+    service.store.changed = None  # there is no loop here, and nobody who waits
     for number in range(1, 20):
         meta = PutMeta("train", [f"k{number % 5}"], 0, number, number - 1, None, None)
-        service.put("c", meta.pack(), msgpack.packb({f"t{number % 3}": number}), None, "")
+        service.putting.put("c", meta.pack(), msgpack.packb({f"t{number % 3}": number}), None, "")
     replayed = TagStore(1)
     for kind, n, at, (client_id, packed, tags, store_id, block) in read(path)[1]:
         assert (kind, at, client_id, store_id, block) == (j.PUT, 5.0, "c", "", None)

@@ -38,6 +38,7 @@ from dataplane import (
     StaleWrite,
 )
 from dataplane.codec import objects
+from dataplane.tags.groups import Group
 from dataplane.tags.history import History
 from dataplane.tags.listing import piece_of_rows
 from dataplane.tags.query import compile_where
@@ -52,6 +53,7 @@ from tests.dataplane.audit import (
     put,
     rows_of,
 )
+from tests.dataplane.changes import begin_group, drop_partition, end_group
 from tests.dataplane.interleaving import clear_where
 from tests.dataplane.test_listing import expected, received, shown, walk
 
@@ -128,6 +130,8 @@ class Model:
 # -- the bare store
 
 COLUMN_NAMES = ["f", "m", "o", "s", "w", "x"]
+UIDS = ["g0", "g1"]
+store_keys = st.lists(st.sampled_from([*KEYS, *UIDS]), min_size=1, max_size=4, unique=True)
 
 
 class StoreSteps(RuleBasedStateMachine):
@@ -142,8 +146,22 @@ class StoreSteps(RuleBasedStateMachine):
         self.dead: list[int] = []
         self.now = 0.0
         self.cuts: list[tuple[list[Any], list[Any]]] = []
+        self.attempts: dict[int, str] = {}
+        """Every attempt that ever was, and the group's uid."""
+        self.open: set[int] = set()
+        self.member: dict[str, int] = {}
+        """The attempt whose group a row belongs to, by key."""
+        self._begin_partition()
+
+    def _begin_partition(self) -> None:
         put(self.store, "p", ["first"], tags=[{}])
-        self.store.apply_clear("p", ["first"], 0.0)
+        self.store.apply_clear("p", ["first"], self.now)
+
+    def _gone(self, keys: Sequence[str]) -> None:
+        """These rows were cleared by the last change."""
+        self.cleared.update(dict.fromkeys(keys, self.store.n))
+        for key in keys:
+            self.member.pop(key, None)
 
     def _block(
         self, names: list[str], keys: list[str], seed: int
@@ -159,12 +177,14 @@ class StoreSteps(RuleBasedStateMachine):
         return self.blocks.block(len(keys), given), sizes
 
     @rule(
-        keys=some_keys,
+        keys=store_keys,
         names=st.lists(st.sampled_from(COLUMN_NAMES), max_size=3, unique=True),
         tags=st.none() | some_tags,
         seed=seeds,
         how=st.sampled_from(["plain", "plain", "must_exist", "if_absent"]),
         age=st.none() | st.integers(0, 12),
+        attempt=st.none() | seeds,
+        client=st.sampled_from("ab"),
     )
     def put_rows(
         self,
@@ -174,11 +194,25 @@ class StoreSteps(RuleBasedStateMachine):
         seed: int,
         how: str,
         age: int | None,
+        attempt: int | None = None,
+        client: str = "a",
     ) -> None:
         store, model = self.store, self.model
         block, sizes = self._block(names, keys, seed)
         all_tags = None if tags is None and names else [tags or {} for _ in keys]
         options: dict[str, Any] = {} if how == "plain" else {how: True}
+        options["client_id"] = client
+        number = None
+        if attempt is not None and self.attempts:
+            number = list(self.attempts)[attempt % len(self.attempts)]
+            if number not in self.open:  # refused before anything else is looked at
+                with pytest.raises(StaleWrite, match=str(number)) as late:
+                    store.attempt(number, "p", keys)
+                assert (late.value.attempt, late.value.keys) == (number, keys)
+                if block is not None:
+                    self.dead.append(block.block)
+                return
+            options["group"] = store.attempt(number, "p", keys)
         stamp = None
         if age is not None:
             stamp = options["stamp"] = max(0, store.n - age)
@@ -186,9 +220,10 @@ class StoreSteps(RuleBasedStateMachine):
         stale = [] if stamp is None else [k for k in keys if self.cleared.get(k, 0) > stamp]
         refused: type[Exception] | None = None
         named: list[str] = keys
-        if stamp is not None and (stamp < store.history.floor or stale):
+        floor = max(store.history.floor, store.partition("p").born)
+        if stamp is not None and (stamp < floor or stale):
             refused = StaleWrite
-            named = keys if stamp < store.history.floor else stale
+            named = keys if stamp < floor else stale
         elif how == "must_exist" and model.absent(keys):
             refused, named = KeyNotFound, model.absent(keys)
         elif how == "if_absent" and model.present(keys):
@@ -197,6 +232,8 @@ class StoreSteps(RuleBasedStateMachine):
             n = put(store, "p", keys, block, all_tags, now=self.now, **options)
             assert n == before["revision"][1] + 1
             model.put(keys, sizes, all_tags)
+            if number is not None:
+                self.member.update({k: number for k in keys if k != self.attempts[number]})
             return
         with pytest.raises(refused) as error:
             put(store, "p", keys, block, all_tags, now=self.now, **options)
@@ -205,18 +242,69 @@ class StoreSteps(RuleBasedStateMachine):
         if block is not None:
             self.dead.append(block.block)  # its value store drops it
 
-    @rule(keys=some_keys)
-    def clear_keys(self, keys: list[str]) -> None:
+    @rule(keys=store_keys, retire=st.booleans())
+    def clear_keys(self, keys: list[str], retire: bool) -> None:
         gone = self.model.present(keys)
-        assert self.store.apply_clear("p", keys, self.now) == self.model.clear(keys)
-        self.cleared.update(dict.fromkeys(gone, self.store.n))
+        self._retire(keys, gone, retire)
+        cleared = self.store.apply_clear("p", keys, self.now, retire=retire)
+        assert cleared == self.model.clear(keys)
+        self._gone(gone)
 
-    @rule(least=values)
-    def clear_matching(self, least: int) -> None:
+    @rule(least=values, retire=st.booleans())
+    def clear_matching(self, least: int, retire: bool) -> None:
         gone = self.model.matching(least)
-        assert clear_where(self.store, "p", {"v": {">=": least}}, now=self.now) == len(gone)
+        self._retire(gone, gone, retire)
+        where = {"v": {">=": least}}
+        cleared = clear_where(self.store, "p", where, now=self.now, retire=retire)
+        assert cleared == len(gone)
         self.model.clear(gone)
-        self.cleared.update(dict.fromkeys(gone, self.store.n))
+        self._gone(gone)
+
+    def _retire(self, keys: Sequence[str], gone: Sequence[str], retire: bool) -> None:
+        if retire:
+            self.open -= {self.member[key] for key in gone if key in self.member}
+            self.open -= {number for number in self.open if self.attempts[number] in keys}
+
+    @rule(
+        uid=st.sampled_from(UIDS),
+        n=st.integers(1, 3),
+        declared=st.sampled_from([0, 1, 5000, 100_000]),
+        client=st.sampled_from("ab"),
+    )
+    def begin(self, uid: str, n: int, declared: int, client: str) -> None:
+        store = self.store
+        older = {number for number in self.open if self.attempts[number] == uid}
+        gone = [k for k, number in self.member.items() if self.attempts[number] == uid]
+        before = store.n
+        group = begin_group(store, "p", uid, n, declared, client, now=self.now)
+        assert (group.attempt, store.n) == (before + 1, before + 1)
+        assert group.attempt not in self.attempts
+        self.model.clear(gone)
+        self._gone(gone)
+        self.open -= older
+        self.open.add(group.attempt)
+        self.attempts[group.attempt] = uid
+        tags: Tags = {"status": "running", "uid": uid, "n": n, "attempt": group.attempt}
+        self.model.put([uid], {}, [{"is_prompt": True, **tags}])
+
+    @rule(pick=seeds, status=st.sampled_from(["finished", "failure"]))
+    def end(self, pick: int, status: str) -> None:
+        if not self.open:
+            return
+        number = sorted(self.open)[pick % len(self.open)]
+        end_group(self.store, number, status, now=self.now)
+        self.open.remove(number)
+        uid = self.attempts[number]
+        if uid in self.model.rows:
+            self.model.put([uid], {}, [{"status": status}])
+
+    @rule()
+    def drop(self) -> None:
+        drop_partition(self.store, "p", now=self.now)
+        self._gone(list(self.model.rows))
+        self.model.clear(list(self.model.rows))
+        self.open.clear()
+        self._begin_partition()
 
     @rule(pick=st.integers(0, 50), late=some_keys, overwrite=st.booleans())
     def repack(self, pick: int, late: list[str], overwrite: bool) -> None:
@@ -281,6 +369,10 @@ class StoreSteps(RuleBasedStateMachine):
         assert {key: set(live_cells(row)) for key, row in rows.items()} == {
             key: set(fields) for key, (_, fields) in self.model.rows.items()
         }
+        assert {
+            key: row.account.attempt for key, row in rows.items() if type(row.account) is Group
+        } == self.member
+        assert set(self.store.attempts) == self.open
         assert self.store.partition("p").payload_bytes == sum(
             cell_bytes(name, sizes)
             for _, fields in self.model.rows.values()
@@ -291,11 +383,15 @@ class StoreSteps(RuleBasedStateMachine):
         for cut, seen in self.cuts:
             rows = [row for chunk in cut for row in chunk.live_rows()]
             assert [(row, row.tags) for row in rows] == seen
-        self.store.apply_clear("p", KEYS, self.now)
+        self.store.apply_clear("p", [*KEYS, *UIDS], self.now, retire=True)
         self.dead += dead_blocks(self.store)
         audit(self.store, [self.blocks], self.dead)
         partition = self.store.partition("p")
         assert (len(partition), partition.payload_bytes, partition.tag_bytes) == (0, 0, 0)
+        assert partition.account.is_empty
+        assert partition.prompts.is_empty
+        assert not partition.groups
+        assert not self.store.attempts
 
 
 def test_the_store_is_a_dict_whatever_happens_to_it() -> None:

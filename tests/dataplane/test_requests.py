@@ -15,7 +15,7 @@ from dataplane.server.tag_service import TagService
 from dataplane.tags.journal import FileJournal
 from dataplane.tags.requests import MAX_OPEN, ClientRequests
 from dataplane.tags.store import TagStore
-from dataplane.wire.messages import IF_ABSENT, RETRY, PutMeta
+from dataplane.wire.messages import IF_ABSENT, RETRY, PutAnswer, PutMeta
 
 
 def test_an_answer_is_recalled_until_its_number_is_settled() -> None:
@@ -90,7 +90,9 @@ def test_settling_a_huge_number_costs_no_more_than_what_is_held(held: int) -> No
 @pytest.fixture
 def service(tmp_path: Path) -> TagService:
     journal = FileJournal(tmp_path / "journal", "plane", 1)
-    return TagService(TagStore(1), journal, on_destroy=lambda: None, clock=lambda: 0.0)
+    service = TagService(TagStore(1), journal, on_destroy=lambda: None, clock=lambda: 0.0)
+    service.store.changed = None  # there is no loop here, and nobody who waits
+    return service
 
 
 def put_tags(
@@ -103,7 +105,8 @@ def put_tags(
     client: str = "c",
 ) -> int:
     meta = PutMeta("train", [key], flags, number, settled, None, None)
-    answer = service.put(client, meta.pack(), msgpack.packb({"n": number}), None, "")
+    answer = service.putting.put(client, meta.pack(), msgpack.packb({"n": number}), None, "")
+    assert isinstance(answer, PutAnswer)
     return answer.revision[1]
 
 

@@ -12,6 +12,7 @@ import pytest
 from dataplane.client.reading import ReadPlan, plan_read
 from dataplane.codec.template import Template, align
 from dataplane.errors import FieldNotFound, KeyNotFound
+from dataplane.tags.accounts import Account
 from dataplane.tags.history import History
 from dataplane.tags.placement import Placement
 from dataplane.tags.resolve import _BlockTable, resolve
@@ -203,10 +204,11 @@ def test_a_batch_that_was_put_at_once_is_one_block_and_one_group() -> None:
 def test_more_templates_than_sixteen_bits_count_are_told_apart() -> None:
     image = COLUMNS["m"]
     rows: list[Row] = []
+    account = Account()
     for number in range((1 << 16) + 10):
         template = Template((image._replace(dims=(number, -1)),))
         block = Placement("v0", number, 1, 0, 128, template, 1, b"\1\0\0\0")
-        rows.append(Row("k", {}, 1, (block, 0), 1, 0))
+        rows.append(Row("k", {}, 1, (block, 0), 1, 0, account))
     table = _BlockTable()
     table.assign(rows, 0)
     _, templates, columns = table.wire()

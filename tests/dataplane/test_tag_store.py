@@ -22,6 +22,7 @@ from dataplane.errors import (
     SchemaMismatch,
     StaleWrite,
 )
+from dataplane.tags.accounts import Account
 from dataplane.tags.history import History
 from dataplane.tags.listing import piece_of_chunk
 from dataplane.tags.placement import Placement
@@ -796,6 +797,6 @@ def test_a_placement_adds_up_the_bytes_of_its_cells(
 
 
 def test_a_row_and_a_placement_take_no_dict_each() -> None:
-    assert not hasattr(Row("k", {}, 1, (), 1, 0), "__dict__")
+    assert not hasattr(Row("k", {}, 1, (), 1, 0, Account()), "__dict__")
     assert not hasattr(Blocks().block(1, {"x": [1]}), "__dict__")
     assert Placement.__slots__
