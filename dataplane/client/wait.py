@@ -1,0 +1,121 @@
+"""Verbs that wait at the tag store: for rows that match, and for changes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from dataplane.client.core import Core
+from dataplane.client.effects import Ask, Done, Open, Tell, Verb
+from dataplane.client.groups import seconds_left
+from dataplane.client.results import unpack_listing
+from dataplane.client.retry import FIRST_PAUSE_S, before_next_try
+from dataplane.client.tags import Where, plain_where
+from dataplane.errors import DataplaneError, DeadlineExceeded, InvalidRequest
+from dataplane.types import Change, KVBatchMeta, Revision
+from dataplane.wire.channel import Answer, Broken
+from dataplane.wire.messages import is_revision
+
+_TAG_STORE: Any = None
+"""Where a lane leads to that is for no value store."""
+
+_numbers = itertools.count(1)
+"""Numbers of requests that wait, so that they can be given up."""
+
+GROUP_BY = "uid"
+"""The only tag that rows are grouped by: their group's."""
+
+
+def wait_rows(
+    core: Core,
+    partition_id: str,
+    where: Where | None,
+    count: int,
+    group_by: str | None,
+    deadline: float,
+) -> Verb[KVBatchMeta]:
+    """All rows that match, once there are so many of them (or so many whole groups)."""
+    _check_partition(partition_id)
+    if type(count) is not int or count < 1:
+        raise InvalidRequest(f"count is a number of rows or groups, 1 or more, not {count!r:.80}")
+    if group_by not in (None, GROUP_BY):
+        raise InvalidRequest(f"group_by is None or {GROUP_BY!r}, not {group_by!r:.80}")
+    body: list[Any] = [partition_id, plain_where(where), [], count, group_by is not None]
+    answer = yield from _ask(core, "wait", body, deadline)
+    revision, *head = answer.body
+    listing = unpack_listing(partition_id, [revision, True, [], *head], answer.payload)
+    core.see(revision)
+    return listing.to_meta()
+
+
+def watch_once(
+    core: Core, partition_id: str, since: Revision, where: Where | None, deadline: float
+) -> Verb[list[Change]]:
+    """The next changes after a revision, in order, as soon as there are any."""
+    _check_partition(partition_id)
+    if not isinstance(since, tuple) or not is_revision(tuple(since)):  # pyright: ignore[reportUnnecessaryIsInstance] (user input)
+        raise InvalidRequest(f"since is the revision of an earlier answer, not {since!r:.80}")
+    body = [partition_id, plain_where(where), since]
+    answer = yield from _ask(core, "watch", body, deadline)
+    told, *head = answer.body
+    last = told[-1][0]
+    listing = unpack_listing(partition_id, [last, False, [], *head], answer.payload)
+    keys, tags, fields = listing.keys, listing.tags, listing.fields
+    core.see(last)
+    changes: list[Change] = []
+    at = 0
+    for wire, cleared, count, full in told:
+        revision = Revision(*wire)
+        part = slice(at, at + count)
+        at += count
+        sets = [set(names) for names in set(fields[part])]
+        common = sorted(sets[0].intersection(*sets)) if sets else []
+        rows = KVBatchMeta.checked(partition_id, keys[part], tags[part], common, revision)
+        changes.append(Change(revision, rows, cleared, full))
+    return changes
+
+
+def _check_partition(partition_id: str) -> None:
+    if type(partition_id) is not str:
+        raise InvalidRequest(f"a partition_id is a string, not {type(partition_id).__name__}")
+
+
+def _ask(core: Core, verb: str, body: list[Any], deadline: float) -> Verb[Answer]:
+    """The answer to a request that has no effect and may wait for long."""
+
+    def into(_: Any, nbytes: int) -> memoryview:
+        return core.recycler.take(nbytes).data
+
+    started = time.monotonic()
+    pause_s = FIRST_PAUSE_S
+    while True:
+        wait_s = seconds_left(deadline)
+        number = next(_numbers)
+        lane = yield Open(_TAG_STORE)
+        try:
+            return (yield Ask(lane, verb, [*body, wait_s, number], into=into))
+        except Broken as error:
+            broken = error
+        except DeadlineExceeded as error:
+            # The store waits for a day at most, and knows of the last try only.
+            if time.monotonic() < deadline:
+                continue
+            error.waited_s = time.monotonic() - started
+            raise
+        except DataplaneError:
+            raise
+        except BaseException:
+            yield from _give_up(lane, number)
+            raise
+        finally:
+            yield Done(lane)
+        pause_s = yield from before_next_try(broken, pause_s, deadline)
+
+
+def _give_up(lane: Any, number: int) -> Verb[None]:
+    """Nobody waits for the answer, and it would be sent for nothing."""
+    try:
+        yield Tell(lane, "wait_abandon", [number])
+    except Broken:
+        pass  # it ended with its connection

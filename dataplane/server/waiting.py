@@ -1,0 +1,254 @@
+"""The verbs that wait for rows and for changes: `wait` and `watch`. They never poll.
+
+Owns who waits where: a crowd per condition and partition, and those whose partition is not there
+yet. A request that waits is a task of its connection, and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from dataplane.errors import DeadlineExceeded, InvalidRequest, PartitionNotFound
+from dataplane.server.connection import Connection, Verb
+from dataplane.server.crowd import BEFORE_ALL, Crowd, Late
+from dataplane.tags.keys import check_name
+from dataplane.tags.partition import Partition
+from dataplane.tags.query import Predicate, compile_where
+from dataplane.tags.view import Condition, condition_of
+from dataplane.tags.wording import many
+from dataplane.wire.frames import Body
+from dataplane.wire.messages import check_wait, is_revision
+
+if TYPE_CHECKING:
+    from dataplane.server.tag_service import TagService
+
+
+class Waiting:
+    def __init__(self, service: TagService) -> None:
+        self._service = service
+        self._store = service.store
+        self._crowds: dict[Partition, dict[Condition, Crowd]] = {}
+        self._unborn: dict[str, set[asyncio.Future[None]]] = {}
+        """Who waits for a partition to appear."""
+        self._requests: dict[tuple[Connection, int], tuple[asyncio.Task[Any], int]] = {}
+        """What waits, and the number to answer it by, for each number that a client gave it: so
+        that it can be given up."""
+        self._stirred: dict[Crowd, int] = {}
+        """Whom changes concern and who were not woken yet, with the first revision that does."""
+        self._waking = False
+        service.on_change.append(self._changed)
+        self.verbs: dict[str, Verb] = {
+            "wait": self._wait,
+            "watch": self._watch,
+            "wait_abandon": self._abandon,
+        }
+
+    # -- verbs -------------------------------------------------------------------------------
+
+    async def _wait(self, connection: Connection, number: int, body: Body) -> None:
+        partition_id, where, fields, count, grouped, wait_s, request = body
+        check_name(partition_id, "partition_id")
+        predicate = compile_where(where)
+        if type(fields) is not list or not set(map(type, cast("list[Any]", fields))) <= {str}:
+            raise InvalidRequest("fields is a list of field names")
+        if type(count) is not int or count < 1:
+            raise InvalidRequest(
+                f"count is a number of rows or groups, 1 or more, not {count!r:.80}"
+            )
+        if type(grouped) is not bool:
+            raise InvalidRequest(f"grouped is true or false, not {grouped!r:.80}")
+        names = frozenset(cast("list[str]", fields))
+        condition = condition_of(predicate, names, grouped=grouped)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        deadline = started + check_wait(wait_s)
+        with self._named(connection, number, request):
+            try:
+                partition = await self._born(partition_id, deadline)
+                crowd = self._join(partition, condition, predicate)
+                try:
+                    revision, packed = await crowd.rows(count, deadline)
+                finally:
+                    self._leave(partition, condition, crowd)
+            except Late:
+                what = many(count, "whole group" if grouped else "matching row")
+                error = await self._late(
+                    f"partition {partition_id!r} did not come to {what}",
+                    loop.time() - started, partition_id, predicate, condition, count,
+                )  # fmt: skip
+                raise error from None
+            head, buffers, nbytes = packed
+            answer = [(self._store.epoch, revision), *head]
+            await connection.reply_with(number, answer, buffers, nbytes)
+
+    async def _watch(self, connection: Connection, number: int, body: Body) -> None:
+        partition_id, where, since, wait_s, request = body
+        check_name(partition_id, "partition_id")
+        predicate = compile_where(where)
+        after = self._after(since)
+        condition = condition_of(predicate, frozenset(), grouped=False)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        deadline = started + check_wait(wait_s)
+        with self._named(connection, number, request):
+            try:
+                partition = await self._born(partition_id, deadline)
+                crowd = self._join(partition, condition, predicate)
+                try:
+                    told = await crowd.changes(after, deadline)
+                finally:
+                    self._leave(partition, condition, crowd)
+            except Late:
+                error = await self._late(
+                    f"nothing that this watch tells of has changed in partition {partition_id!r}",
+                    loop.time() - started, partition_id, predicate, condition, None,
+                )  # fmt: skip
+                raise error from None
+            head, buffers, nbytes = told.packed
+            answer = [told.changes, *head]
+            if nbytes:
+                await connection.reply_with(number, answer, buffers, nbytes)
+            else:
+                connection.reply(number, answer)
+
+    @contextmanager
+    def _named(self, connection: Connection, number: int, request: object) -> Generator[None]:
+        """While this lasts, the task that runs can be given up by the number of its request."""
+        if type(request) is not int or (connection, request) in self._requests:
+            raise InvalidRequest(
+                f"what waits has a number of its own on its connection, not {request!r:.80}"
+            )
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests[connection, request] = task, number
+        try:
+            yield
+        finally:
+            del self._requests[connection, request]
+
+    def _abandon(self, connection: Connection, number: int, body: Body) -> None:
+        (request,) = body
+        if type(request) is not int:
+            raise InvalidRequest(f"what waits is given up by its number, not {request!r:.80}")
+        # A request that came just before this has not begun to run, and will before this goes on.
+        asyncio.get_running_loop().call_soon(self._give_up, connection, request)
+        connection.reply(number, None)
+
+    def _give_up(self, connection: Connection, request: int) -> None:
+        """Nobody waits for the answer to a request any longer."""
+        task, number = self._requests.get((connection, request), (None, 0))
+        if task is not None:
+            task.cancel()
+            connection.reply(number, None)  # so that it is not expected for ever
+
+    def _after(self, since: Body) -> int:
+        """The revision from which on to watch; before everything, if it is of an older epoch."""
+        if not is_revision(since):
+            raise InvalidRequest(f"since is the revision of an earlier answer, not {since!r:.80}")
+        epoch, n = since
+        if (epoch, n) > self._store.revision():
+            raise InvalidRequest(
+                f"since is a revision that has been, and {epoch}:{n} is ahead of the plane, which "
+                f"is at {self._store.epoch}:{self._store.n}"
+            )
+        return n if epoch == self._store.epoch else BEFORE_ALL
+
+    async def _late(
+        self,
+        what: str,
+        waited_s: float,
+        partition_id: str,
+        predicate: Predicate,
+        condition: Condition,
+        count: int | None,
+    ) -> DeadlineExceeded:
+        """The error of a wait whose deadline has passed."""
+        why = await self._service.explaining.explain_text(
+            partition_id, predicate, condition.fields, condition.grouped, None, count
+        )
+        return DeadlineExceeded(
+            f"{what} within {waited_s:.3g} s: {why}", waited_s=waited_s, explanation=why
+        )
+
+    # -- who waits where ---------------------------------------------------------------------
+
+    async def _born(self, partition_id: str, deadline: float) -> Partition:
+        """The partition, once it is there."""
+        while (partition := self._store.partitions.get(partition_id)) is None:
+            loop = asyncio.get_running_loop()
+            born: asyncio.Future[None] = loop.create_future()
+            waiting = self._unborn.setdefault(partition_id, set())
+            waiting.add(born)
+            timer = loop.call_at(deadline, _too_late, born)
+            try:
+                await born
+            finally:
+                timer.cancel()
+                waiting.discard(born)
+                if not waiting and self._unborn.get(partition_id) is waiting:
+                    del self._unborn[partition_id]
+        return partition
+
+    def _join(self, partition: Partition, condition: Condition, predicate: Predicate) -> Crowd:
+        crowds = self._crowds.setdefault(partition, {})
+        crowd = crowds.get(condition)
+        if crowd is None:
+            view = partition.views.open(condition, predicate)
+            crowd = crowds[condition] = Crowd(self._store, partition, view, self._service.worst)
+        crowd.members += 1
+        return crowd
+
+    def _leave(self, partition: Partition, condition: Condition, crowd: Crowd) -> None:
+        crowd.members -= 1
+        if crowd.members:
+            return
+        partition.views.close(crowd.view)
+        crowds = self._crowds.get(partition)
+        if crowds is not None:
+            del crowds[condition]
+            if not crowds:
+                del self._crowds[partition]
+
+    # -- waking ------------------------------------------------------------------------------
+
+    def _changed(self, partition: Partition) -> None:
+        stirred = partition.views.take_stirred()
+        for born in self._unborn.get(partition.partition_id, ()):
+            if not born.done():
+                born.set_result(None)
+        crowds = self._crowds.get(partition, {})
+        for view, first in stirred.items():
+            crowd = crowds.get(view.condition)
+            if crowd is not None:
+                self._stirred.setdefault(crowd, first)
+        if not self._waking:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Wake one crowd in a turn of the loop: one change may concern a thousand."""
+        self._waking = False
+        while self._stirred:
+            crowd = next(iter(self._stirred))
+            if crowd.wake(self._stirred.pop(crowd)):
+                break
+        if self._stirred:
+            self._waking = True
+            asyncio.get_running_loop().call_soon(self._wake_some)
+
+    def dropped(self, partition: Partition) -> None:
+        """A partition is gone: nothing more will happen in it."""
+        for crowd in self._crowds.pop(partition, {}).values():
+            crowd.end(
+                PartitionNotFound(
+                    f"partition {partition.partition_id!r} was dropped while this waited for it",
+                    partition_id=partition.partition_id,
+                )
+            )
+
+
+def _too_late(born: asyncio.Future[None]) -> None:
+    if not born.done():
+        born.set_exception(Late())
