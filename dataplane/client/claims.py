@@ -1,0 +1,120 @@
+"""Verbs of consumers: rows are claimed, and committed or released."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from dataplane.client.core import Core
+from dataplane.client.effects import Ask, Done, Open, Tell, Verb
+from dataplane.client.groups import seconds_left
+from dataplane.client.put import list_of
+from dataplane.client.results import unpack_listing
+from dataplane.client.retry import FIRST_PAUSE_S, ask_once, before_next_try
+from dataplane.client.tags import Where, plain_where
+from dataplane.errors import ClaimLost, InvalidRequest, RequestError
+from dataplane.types import Claim, Revision
+from dataplane.wire.channel import Answer, Broken
+
+_TAG_STORE: Any = None
+"""Where a lane leads to that is for no value store."""
+
+
+def claim_rows(
+    core: Core,
+    partition_id: str,
+    task: str,
+    count: int,
+    fields: Sequence[str],
+    where: Where | None,
+    order_by: str | None,
+    groups: bool,
+    lease_s: float,
+    replica: tuple[int, int, int] | None,
+    deadline: float,
+) -> Verb[Claim]:
+    """Rows for this client, as soon as there are enough."""
+    if isinstance(fields, str):
+        raise InvalidRequest(f"fields is a list of field names; give [{fields!r:.80}] for one")
+    names = list_of(fields, "fields")
+    rank = replica if replica is None else list_of(replica, "replica")
+    body = [
+        partition_id, task, count, names, plain_where(where), order_by, groups, lease_s, rank,
+    ]  # fmt: skip
+    number, abandoned = core.claims.begin()
+    try:
+        answer = yield from _ask(core, [*body, abandoned], number, deadline)
+        claim = _unpack(core, partition_id, task, answer)
+    except RequestError:
+        core.claims.told(abandoned)
+        raise
+    except BaseException:
+        # What may have been granted reaches nobody; the store may not have heard so yet.
+        core.claims.abandon(number)
+        raise
+    core.claims.told(abandoned)
+    return claim
+
+
+def _ask(core: Core, body: list[Any], number: int, deadline: float) -> Verb[Answer]:
+    def into(_: Any, nbytes: int) -> memoryview:
+        return core.recycler.take(nbytes).data
+
+    pause_s = FIRST_PAUSE_S
+    while True:
+        wait_s = seconds_left(deadline)
+        lane = yield Open(_TAG_STORE)
+        try:
+            return (yield Ask(lane, "claim", [*body, wait_s, number], into=into))
+        except Broken as error:
+            # The same number is answered with the same rows, if it was answered.
+            broken = error
+        except RequestError:
+            raise
+        except BaseException:
+            yield from _give_up(lane, number)
+            raise
+        finally:
+            yield Done(lane)
+        pause_s = yield from before_next_try(broken, pause_s, deadline)
+
+
+def _give_up(lane: Any, number: int) -> Verb[None]:
+    """The request may wait still, before others, and whatever it gets would reach nobody."""
+    try:
+        yield Tell(lane, "claim_abandon", [[number]])
+    except Broken:
+        pass  # then the next claim says so
+
+
+def _unpack(core: Core, partition_id: str, task: str, answer: Answer) -> Claim:
+    claim_id, deliveries, end, revision, *head = answer.body
+    listing = unpack_listing(partition_id, [revision, True, [], *head], answer.payload)
+    core.see(revision)
+    return Claim(task, claim_id, listing.to_meta(), array("i", deliveries).tolist(), end)
+
+
+def commit_claim(core: Core, claim: Claim, deadline: float) -> Verb[Revision]:
+    """Finish a claim; the revision of that moment."""
+    return (yield from _end(core, "claim_commit", claim, deadline))
+
+
+def release_claim(core: Core, claim: Claim, deadline: float) -> Verb[Revision]:
+    """Give a claim back; the revision of that moment."""
+    return (yield from _end(core, "claim_release", claim, deadline))
+
+
+def _end(core: Core, verb: str, claim: Claim, deadline: float) -> Verb[Revision]:
+    if not isinstance(claim, Claim):  # pyright: ignore[reportUnnecessaryIsInstance] (user input)
+        raise InvalidRequest(f"a claim is what kv_claim returned, not {type(claim).__name__}")
+    if not claim.claim_id:
+        return core.seen  # the last claim of a partition holds nothing
+    body = [claim.partition_id, claim.task, claim.claim_id, claim.keys]
+    try:
+        answer = yield from ask_once(core, verb, body, deadline)
+    except ClaimLost as error:
+        # Of a claim that is forgotten the store does not know the keys.
+        error.keys = error.keys or list(claim.keys)
+        raise
+    return core.see(answer.body)
