@@ -14,9 +14,10 @@ Result = TypeVar("Result")
 
 
 class Open(NamedTuple):
-    """A lane to a store, for several requests that belong together. Comes back: the lane."""
+    """A lane to a store (with None the tag store), for several requests that belong together. Comes
+    back: the lane."""
 
-    store: StoreView
+    store: StoreView | None
 
 
 class Done(NamedTuple):

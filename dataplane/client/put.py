@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dataplane.client.core import Core, StoreView
 from dataplane.client.effects import Ask, Done, Open, Run, Tell, Verb
-from dataplane.client.retry import FIRST_PAUSE_S, before_next_try
+from dataplane.client.retry import FIRST_PAUSE_S, before_next_try, outcome_unknown
 from dataplane.codec.tags import pack_tags, pack_tags_many
 from dataplane.errors import (
     DeadlineExceeded,
     InvalidRequest,
+    PlaneLost,
     QuotaExceeded,
     Unreachable,
     quote,
@@ -29,10 +31,14 @@ from dataplane.wire.messages import (
     PutAnswer,
     PutMeta,
     WireRevision,
+    is_attempt,
 )
 
 if TYPE_CHECKING:
     from dataplane.codec.encoded import Encoded
+
+MAX_TRIED = 8
+"""Other stores that are asked for room, where nothing may be held for the put in one of them."""
 
 
 def put_row(
@@ -43,6 +49,7 @@ def put_row(
     tags: Mapping[str, object] | None,
     flags: int,
     deadline: float,
+    attempt: int | None = None,
 ) -> Verb[KVBatchMeta]:
     """Put one row."""
     if type(key) is not str:
@@ -56,7 +63,9 @@ def put_row(
         encoded = encode_row(key, fields)
     packed = pack_tags(tags) if tags is not None else None
     return (
-        yield from _put(core, [key], partition_id, encoded, packed, [tags or {}], flags, deadline)
+        yield from _put(
+            core, [key], partition_id, encoded, packed, [tags or {}], flags, deadline, attempt
+        )
     )
 
 
@@ -68,6 +77,7 @@ def put_batch(
     tags: Sequence[Mapping[str, object]] | None,
     flags: int,
     deadline: float,
+    attempt: int | None = None,
 ) -> Verb[KVBatchMeta]:
     """Put many rows, all or none."""
     keys = as_keys(keys)
@@ -93,7 +103,15 @@ def put_batch(
     packed = pack_tags_many(tags) if tags is not None else None
     return (
         yield from _put(
-            core, keys, partition_id, encoded, packed, tags or [{} for _ in keys], flags, deadline
+            core,
+            keys,
+            partition_id,
+            encoded,
+            packed,
+            tags or [{} for _ in keys],
+            flags,
+            deadline,
+            attempt,
         )
     )
 
@@ -131,8 +149,8 @@ def flags_of(*, must_exist: bool, if_absent: bool, return_tags: bool) -> int:
 class _Put:
     """One put under way; repeats carry its number and, once it has one, its stamp."""
 
-    __slots__ = ("encoded", "flags", "keys", "number", "partition_id", "seen", "settled", "stamp",
-                 "tags")  # fmt: skip
+    __slots__ = ("attempt", "deadline", "encoded", "flags", "keys", "number", "partition_id",
+                 "seen", "settled", "stamp", "tags")  # fmt: skip
 
     def __init__(
         self,
@@ -142,7 +160,11 @@ class _Put:
         encoded: Encoded | None,
         tags: bytes | None,
         flags: int,
+        attempt: int | None,
+        deadline: float,
     ) -> None:
+        self.attempt = attempt
+        self.deadline = deadline
         self.keys = keys
         self.partition_id = partition_id
         self.encoded = encoded
@@ -151,6 +173,14 @@ class _Put:
         self.seen = core.seen
         self.stamp: WireRevision | None = None
         self.number, self.settled = core.numbers.begin()
+
+    @property
+    def draw(self) -> int | bool | None:
+        """What is kept in a value store that the put may use: its group's room, or for a write-back
+        to rows that exist any."""
+        if self.attempt is not None:
+            return self.attempt
+        return True if self.flags & MUST_EXIST else None
 
     def meta(self) -> bytes:
         return PutMeta(
@@ -161,6 +191,8 @@ class _Put:
             self.settled,
             self.seen if self.flags & RETRY else None,
             self.stamp,
+            self.attempt,
+            _seconds(self.deadline),
         ).pack()
 
 
@@ -173,7 +205,10 @@ def _put(
     tags: Sequence[Mapping[str, object]],
     flags: int,
     deadline: float,
+    attempt: int | None,
 ) -> Verb[KVBatchMeta]:
+    if attempt is not None and not is_attempt(attempt):
+        raise InvalidRequest(f"an attempt is what begin_group answered, not {attempt!r:.80}")
     if type(partition_id) is not str:
         raise InvalidRequest(f"a partition_id is a string, not {type(partition_id).__name__}")
     sent: list[Tags] = cast("list[Any]", list(tags))
@@ -182,7 +217,7 @@ def _put(
     if encoded is not None and not encoded.template.columns:
         encoded = None
         packed = packed if packed is not None else b"\x80" * len(keys)
-    put = _Put(core, keys, partition_id, encoded, packed, flags)
+    put = _Put(core, keys, partition_id, encoded, packed, flags, attempt, deadline)
     numbers = core.numbers
     pause_s = FIRST_PAUSE_S
     try:
@@ -203,6 +238,10 @@ def _put(
                 # It may have happened: the same number makes the repetition harmless.
                 put.flags |= RETRY
                 pause_s = yield from before_next_try(error, pause_s, deadline)
+    except (Unreachable, DeadlineExceeded) as error:
+        if not put.flags & RETRY:
+            raise
+        raise outcome_unknown(core, "put", put.number) from error
     finally:
         numbers.end(put.number)
     revision, merged, fields = PutAnswer(*answer)
@@ -234,6 +273,16 @@ def refresh_stores(core: Core) -> Verb[None]:
     core.learn_stores(answer.body)
 
 
+def _has_others(core: Core) -> bool:
+    """Whether a put may go elsewhere when its store is full."""
+    return core.joined.home is not None or len(core.stores) > 1
+
+
+def _is_of_store(full: QuotaExceeded) -> bool:
+    """Whether a value store is full, and not a partition: a value store knows no keys to name."""
+    return full.oldest_keys is None
+
+
 def _put_small(
     core: Core, put: _Put, encoded: Encoded, store: StoreView, deadline: float
 ) -> Verb[list[Any]]:
@@ -244,17 +293,61 @@ def _put_small(
     # A payload that waits for room stops everything behind it on its connection. Where room can
     # be waited for without the payload, it is.
     mapped = store.mappings is not None
-    body = (
-        put.meta(), put.tags, encoded.template.blob, encoded.rows, encoded.lengths,
-        0.0 if mapped else _seconds(deadline),
-    )  # fmt: skip
+    alone = not mapped and not _has_others(core)
+    wait_s = None if mapped else _seconds(deadline) if alone else 0.0
     try:
-        answer = yield Ask(store, "put_block", body, encoded.pieces, encoded.nbytes)
-    except QuotaExceeded:
-        if not mapped:
+        return (yield _sent(put, encoded, store, wait_s)).body
+    except QuotaExceeded as full:
+        if alone or not _is_of_store(full):
             raise
-        return (yield from _put_large(core, put, encoded, store, deadline))
-    return answer.body
+        if mapped:
+            return (yield from _put_large(core, put, encoded, store, deadline))
+        elsewhere = yield from _put_elsewhere(core, put, encoded, store, full, deadline)
+        if elsewhere is not None:
+            return elsewhere
+        return (yield _sent(put, encoded, store, _seconds_or(full, deadline))).body
+
+
+def _sent(put: _Put, encoded: Encoded, store: StoreView, wait_s: float | None) -> Ask:
+    """The request that carries a whole put."""
+    body = (
+        put.meta(), put.tags, encoded.template.blob, encoded.rows, encoded.lengths, wait_s,
+        put.draw,
+    )  # fmt: skip
+    return Ask(store, "put_block", body, encoded.pieces, encoded.nbytes)
+
+
+def _put_elsewhere(
+    core: Core, put: _Put, encoded: Encoded, home: StoreView, full: QuotaExceeded, deadline: float
+) -> Verb[list[Any] | None]:
+    """The answer of the first other store that has room now; None if the put is to wait at home.
+
+    It waits elsewhere where it is larger than all of the home store, and not than the other.
+    """
+    yield from refresh_stores(core)
+    others = [store for store in core.stores.values() if store.store_id != home.store_id]
+    random.shuffle(others)  # so that all who find their store full do not meet in the next one
+    if put.draw is None:
+        del others[MAX_TRIED:]
+    larger: StoreView | None = None
+    for store in others:
+        try:
+            if not store.probed:
+                lane = yield Open(store)
+                yield Done(lane)
+            return (yield _sent(put, encoded, store, 0.0)).body
+        except QuotaExceeded as error:
+            if not _is_of_store(error):
+                raise
+            if full.limit_bytes <= encoded.nbytes < error.limit_bytes:
+                larger = store
+        except (Unreachable, PlaneLost):
+            pass
+        except Broken:
+            put.flags |= RETRY  # it may have happened there
+    if larger is None:
+        return None
+    return (yield _sent(put, encoded, larger, _seconds_or(full, deadline))).body
 
 
 def _put_large(
@@ -266,7 +359,18 @@ def _put_large(
         mappings = store.mappings
         if mappings is None:  # the connection showed that this store is not on this node
             return (yield from _put_small(core, put, encoded, store, deadline))
-        answer = yield Ask(lane, "reserve", [encoded.nbytes, _seconds(deadline)])
+        alone = not _has_others(core)
+        wait_s = _seconds(deadline) if alone else 0.0
+        try:
+            answer = yield Ask(lane, "reserve", [encoded.nbytes, wait_s, put.draw])
+        except QuotaExceeded as full:
+            if alone:
+                raise
+            elsewhere = yield from _put_elsewhere(core, put, encoded, store, full, deadline)
+            if elsewhere is not None:
+                return elsewhere
+            wait_s = _seconds_or(full, deadline)
+            answer = yield Ask(lane, "reserve", [encoded.nbytes, wait_s, put.draw])
         block, segment, offset, stamp = answer.body
         if put.stamp is None:
             put.stamp = stamp
@@ -296,6 +400,18 @@ def _put_large(
 def _seconds(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise DeadlineExceeded("the deadline passed before the put was sent", waited_s=0.0)
+        raise DeadlineExceeded(
+            "the deadline passed before the put was sent",
+            waited_s=0.0,
+            explanation="the time of the call was over before anything was sent; connecting, or "
+            "copying the values, took all of it",
+        )
     # The store gives up a little earlier, so that its reason arrives before the deadline.
     return min(left - min(0.5, 0.1 * left), LONGEST_WAIT_S)
+
+
+def _seconds_or(full: QuotaExceeded, deadline: float) -> float:
+    """The time that is left to wait for room; at the deadline, why there is none."""
+    if time.monotonic() >= deadline:
+        raise full
+    return _seconds(deadline)

@@ -14,6 +14,9 @@ from dataplane.wire.frames import Body
 log = logging.getLogger("dataplane.tags")
 
 RETRY_S = 0.2
+STEP_BLOCKS = 512
+"""Blocks told of in one go: many die at once when a checkpoint ends or much is cleared, and neither
+this loop nor a value store's may be held by them."""
 
 
 class Values(Protocol):
@@ -24,6 +27,20 @@ class Values(Protocol):
 
     def free(self, blocks: Sequence[int]) -> Awaitable[None]:
         """Tell it that these blocks are dead; returns once it has heard."""
+        ...
+
+    def hold(self, attempt: int, nbytes: int, timeout_s: float) -> Awaitable[None]:
+        """Have it hold room for an attempt; QuotaExceeded if none comes free in time. With 0 it
+        makes room, but waits for nobody. Given up meanwhile, it leaves nothing held."""
+        ...
+
+    def bind(self, token: int, attempt: int) -> Awaitable[None]:
+        """What it holds under a token is an attempt's."""
+        ...
+
+    def held(self, updates: Sequence[tuple[int, int]]) -> None:
+        """Tell it what is outstanding of what attempts declared: less than before, and with 0
+        their holds end. One of which it knows nothing has ended."""
         ...
 
 
@@ -38,6 +55,24 @@ class RemoteValues:
     def free(self, blocks: Sequence[int]) -> Awaitable[None]:
         return self.connection.ask("free", [list(blocks)])
 
+    async def hold(self, attempt: int, nbytes: int, timeout_s: float) -> None:
+        try:
+            await self.connection.ask("hold", [attempt, nbytes, timeout_s])
+        except asyncio.CancelledError:
+            self.held([(attempt, 0)])  # granted or not, nobody will name it any more
+            raise
+
+    async def bind(self, token: int, attempt: int) -> None:
+        await self.connection.ask("bind", [token, attempt])
+
+    def held(self, updates: Sequence[tuple[int, int]]) -> None:
+        def heard(answer: asyncio.Future[Body]) -> None:
+            error = None if answer.cancelled() else answer.exception()
+            if error is not None and not isinstance(error, ConnectionError):
+                log.warning("value store %s did not take %s: %r", self.store_id, updates, error)
+
+        self.connection.ask("held", list(updates)).add_done_callback(heard)
+
 
 class Freeing:
     """The value stores of a plane, and what each has not heard yet."""
@@ -46,6 +81,7 @@ class Freeing:
         self.stores: dict[str, Values] = {}
         self._store = store
         self._unheard: dict[str, list[int]] = {}
+        self._holds = 0
         self._telling: dict[str, asyncio.Task[Any]] = {}
 
     @property
@@ -63,12 +99,24 @@ class Freeing:
         self._unheard.setdefault(store_id, []).append(block)
         self.run()
 
+    def pause(self) -> None:
+        """What dies from here on waits until as many `resume` as `pause` have come: somebody reads
+        rows of this moment, which may be gone for everybody else."""
+        self._holds += 1
+
+    def resume(self) -> None:
+        """Undo one `pause`."""
+        self._holds -= 1
+        self.run()
+
     def run(self) -> None:
         """Tell stores of what died since the last time."""
         dead = self._store.dead
-        while dead:
+        for _ in range(0 if self._holds else min(len(dead), STEP_BLOCKS)):
             placement = dead.popleft()
             self._unheard.setdefault(placement.store, []).append(placement.block)
+        if dead and not self._holds:
+            asyncio.get_running_loop().call_soon(self.run)
         for store_id, blocks in self._unheard.items():
             values = self.stores.get(store_id)
             if blocks and values is not None and store_id not in self._telling:
@@ -83,7 +131,7 @@ class Freeing:
                 blocks = self._unheard.get(store_id)
                 if not blocks or self.stores.get(store_id) is not values:
                     return
-                told = len(blocks)
+                told = min(len(blocks), STEP_BLOCKS)
                 try:
                     await values.free(blocks[:told])
                 except ConnectionError:

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from dataplane.errors import DataplaneError, InternalError, PlaneLost
+from dataplane.errors import DataplaneError, InternalError, InvalidRequest, PlaneLost
+from dataplane.server.putting import when_done
 from dataplane.server.tag_service import TagService
 from dataplane.server.value_service import Published, ValueService
 from dataplane.wire.channel import Answer, Channel
@@ -32,21 +33,26 @@ class LocalTags:
         token: int,
         done: Published,
     ) -> None:
+        def ended(answer: Any, error: BaseException | None) -> None:
+            if error is None or isinstance(error, DataplaneError):
+                done(answer, error)
+            else:
+                log.error("a publication failed", exc_info=error)
+                text = f"publication failed: {type(error).__name__}: {error}"
+                done(None, InternalError(text))
+
         try:
-            answer = self._tags.put(client_id, meta, tags, block, self._store_id, token)
-        except DataplaneError as error:
-            done(None, error)
+            answer = self._tags.putting.put(client_id, meta, tags, block, self._store_id, token)
         except Exception as error:
-            log.exception("a publication failed")
-            done(None, InternalError(f"publication failed: {type(error).__name__}: {error}"))
+            ended(None, error)
         else:
-            done(answer, None)
+            when_done(answer, ended)
 
     def begun(self, token: int) -> None:
-        self._tags.begun(self._store_id, token)
+        self._tags.putting.begun(self._store_id, token)
 
     def forget(self, token: int) -> None:
-        self._tags.forget(self._store_id, token)
+        self._tags.putting.forget(self._store_id, token)
 
     def begin(self, done: Published) -> None:
         done(self._tags.store.revision(), None)
@@ -69,6 +75,21 @@ class LocalValues:
     def free(self, blocks: Sequence[int]) -> Awaitable[None]:
         return self._values.free(blocks)
 
+    async def hold(self, attempt: int, nbytes: int, timeout_s: float) -> None:
+        try:
+            waiting = self._values.hold(attempt, nbytes, timeout_s)
+            if waiting is not None:
+                await waiting
+        except asyncio.CancelledError:
+            self.held([(attempt, 0)])  # granted or not, nobody will name it any more
+            raise
+
+    async def bind(self, token: int, attempt: int) -> None:
+        self._values.store.bind(token, attempt)
+
+    def held(self, updates: Sequence[tuple[int, int]]) -> None:
+        self._values.store.held(updates)
+
 
 class RemoteTags:
     """The tag store at the other end of a channel; when it is lost, so is the plane."""
@@ -87,15 +108,41 @@ class RemoteTags:
 
     def on_request(self, channel: Channel, header: Header) -> None:
         """What the tag store asks of this value store."""
-        if header.kind == "free" and self._values is not None:
-            try:
-                self._values.store.kill(header.body[0])
-            except Exception as error:
-                log.exception("blocks could not be freed")
-                text = f"blocks could not be freed: {type(error).__name__}: {error}"
-                channel.refuse(header.number, InternalError(text))
+        number = header.number
+
+        def ended(answer: asyncio.Future[None]) -> None:
+            error = answer.exception()
+            if error is None:
+                channel.answer(number, None)
             else:
-                channel.answer(header.number, None)
+                channel.refuse(number, _typed(header.kind, error))
+
+        try:
+            waiting = self._do(header.kind, header.body)
+        except Exception as error:
+            channel.refuse(number, _typed(header.kind, error))
+        else:
+            if waiting is None:
+                channel.answer(number, None)
+            else:
+                waiting.add_done_callback(ended)  # what comes behind it does not wait
+
+    def _do(self, kind: str | int, body: Body) -> asyncio.Future[None] | None:
+        if self._values is None:
+            raise InternalError("the value store has not joined its tag store yet")
+        if kind == "free":
+            self._values.store.kill(body[0])
+        elif kind == "hold":
+            attempt, nbytes, timeout_s = body
+            return self._values.hold(attempt, nbytes, timeout_s)
+        elif kind == "bind":
+            token, attempt = body
+            self._values.store.bind(token, attempt)
+        elif kind == "held":
+            self._values.store.held([(attempt, nbytes) for attempt, nbytes in body])
+        else:
+            raise InvalidRequest(f"a value store does not know {kind!r:.80}")
+        return None
 
     def publish(
         self,
@@ -144,3 +191,11 @@ class RemoteTags:
         if self._channel is None:
             raise InternalError("the value store has not joined its tag store yet")
         return self._channel
+
+
+def _typed(kind: str | int, error: BaseException) -> DataplaneError:
+    """The error as the tag store is told it."""
+    if isinstance(error, DataplaneError):
+        return error
+    log.error("the tag store's %r failed", kind, exc_info=error)
+    return InternalError(f"{kind!r:.80} failed: {type(error).__name__}: {error}")

@@ -17,6 +17,7 @@ from dataplane.codec.template import Templates
 from dataplane.errors import DataplaneError, InvalidRequest
 from dataplane.server.connection import Connection, Payload, Verb
 from dataplane.values.blocks import Extent
+from dataplane.values.holds import Draw
 from dataplane.values.repack import plan_repack
 from dataplane.values.store import ValueStore
 from dataplane.wire.frames import Body, Header
@@ -24,11 +25,12 @@ from dataplane.wire.messages import LONGEST_WAIT_S
 
 log = logging.getLogger("dataplane.values")
 
-ROOM_TIMEOUT_S = 30.0
-"""How long a put waits for room when its request names no deadline."""
+READ_TIMEOUT_S = 30.0
+"""How long a read keeps its blocks when its request names no deadline."""
 REPACK_BLOCKS = 64
 """Blocks repacked in one go under pressure."""
 MAX_READ_RUNS = 1 << 20
+_NONE = set[int]()
 
 Published = Callable[[Any, DataplaneError | None], None]
 
@@ -46,7 +48,7 @@ class TagPort(Protocol):
         done: Published,
     ) -> None:
         """Ask for a put's publication; `done` gets the answer or the error. `token` is the one
-        of its `begun`, or 0 if it arrived whole."""
+        of its `begun`, or one of its own if it arrived whole."""
         ...
 
     def begun(self, token: int) -> None:
@@ -55,7 +57,7 @@ class TagPort(Protocol):
         ...
 
     def forget(self, token: int) -> None:
-        """The put that `begun` told of will not be published."""
+        """The put that `begun` told of will not be published, or need not be any more."""
         ...
 
     def begin(self, done: Published) -> None:
@@ -74,6 +76,8 @@ class ValueService:
         store.repack = self.repack
         self._templates = Templates()
         self._last_token = 0
+        self._publishing: dict[Connection, set[int]] = {}
+        """Publications that are not answered yet, by the connection that asked for them."""
         self.verbs: dict[str, Verb] = {
             "reserve": self._reserve,
             "commit": self._commit,
@@ -92,13 +96,13 @@ class ValueService:
         """Memory for the payload of a put that comes through the socket."""
         if header.kind != "put_block":
             raise InvalidRequest(f"the verb {header.kind!r:.80} takes no payload")
-        _, _, blob, rows, lengths, timeout_s = header.body
+        _, _, blob, rows, lengths, timeout_s, draw = header.body
         expected = self._block_bytes(blob, lengths, rows)
         if expected != nbytes:
             raise InvalidRequest(
                 f"a block of {nbytes} bytes where its template and row lengths say {expected}"
             )
-        place = self.store.allocate(nbytes, connection, _timeout(timeout_s))
+        place = self.store.allocate(nbytes, connection, _patience(timeout_s), _draw(draw))
         if isinstance(place, Extent):
             return _Incoming(self, connection, header, place)
         granted: asyncio.Future[Payload] = asyncio.get_running_loop().create_future()
@@ -124,8 +128,12 @@ class ValueService:
 
     def begun(self) -> int:
         """Tell the tag store that a put has begun; the token that its publication names."""
+        token = self._new_token()
+        self.tags.begun(token)
+        return token
+
+    def _new_token(self) -> int:
         self._last_token += 1
-        self.tags.begun(self._last_token)
         return self._last_token
 
     def publish(
@@ -139,11 +147,16 @@ class ValueService:
         """Publish a whole block and answer its writer."""
         meta, tags, blob, rows, lengths = put[:5]
         block = extent.block
+        token = token or self._new_token()
         self.store.blocks.seal(block, connection)
+        under_way = True
 
         def done(answer: Any, error: DataplaneError | None) -> None:
+            nonlocal under_way
+            under_way = False
+            self._publishing.get(connection, _NONE).discard(token)
             if error is None:
-                self.store.blocks.publish(block)
+                self.store.published(block)
                 connection.reply(number, answer)
             else:
                 self.store.abort(block)
@@ -151,13 +164,15 @@ class ValueService:
 
         placement = (block, extent.segment, extent.offset, extent.nbytes, blob, rows, lengths)
         self.tags.publish(connection.client_id, meta, tags, placement, token, done)
+        if under_way:
+            self._publishing.setdefault(connection, set()).add(token)
 
     async def _reserve(self, connection: Connection, number: int, body: Body) -> None:
-        nbytes, timeout_s = body
+        nbytes, timeout_s, draw = body
         if type(nbytes) is not int or nbytes <= 0:
             raise InvalidRequest(f"a block has one byte or more, not {nbytes!r:.80}")
         _only_local(connection)
-        place = self.store.allocate(nbytes, connection, _timeout(timeout_s))
+        place = self.store.allocate(nbytes, connection, _patience(timeout_s), _draw(draw))
         extent = place if isinstance(place, Extent) else await place
         if connection.closed:
             self.store.abort(extent.block, connection)
@@ -235,7 +250,8 @@ class ValueService:
                 if n
             ]
             # The store ends the pin at the request's deadline, whatever the reader does.
-            async with asyncio.timeout(_timeout(timeout_s)):
+            patience_s = _patience(timeout_s)
+            async with asyncio.timeout(READ_TIMEOUT_S if patience_s is None else patience_s):
                 await connection.reply_with(number, [[]], parts, int(size.sum()))
         except TimeoutError:
             # What is still on its way must not leave once its pin has ended.
@@ -292,8 +308,17 @@ class ValueService:
         """The tag store says that these blocks are dead."""
         self.store.kill(blocks)
 
+    def hold(self, attempt: Any, nbytes: Any, timeout_s: Any) -> asyncio.Future[None] | None:
+        """The tag store wants room held for an attempt: it is, or is when the future has ended."""
+        if type(attempt) is not int or type(nbytes) is not int or nbytes <= 0:
+            raise InvalidRequest(f"room of {nbytes!r:.80} bytes for attempt {attempt!r:.80}")
+        return self.store.hold(attempt, nbytes, _patience(timeout_s) or 0.0)
+
     def gone(self, connection: Connection, *, stopped: bool) -> None:
         """A client's connection ended."""
+        for token in self._publishing.pop(connection, ()):
+            # It may wait for room under a quota; what comes again waits on a connection of its own.
+            self.tags.forget(token)
         self.store.drop(connection, stopped=stopped)
 
     def _status(self, connection: Connection, number: int, body: Body) -> None:
@@ -354,12 +379,19 @@ def _only_local(connection: Connection) -> None:
         )
 
 
-def _timeout(value: Any) -> float:
+def _patience(value: Any) -> float | None:
     if value is None:
-        return ROOM_TIMEOUT_S
+        return None
     if type(value) not in (int, float) or not 0 <= value <= LONGEST_WAIT_S:
         raise InvalidRequest(f"a timeout is seconds up to a day, not {value!r:.80}")
     return float(value)
+
+
+def _draw(value: Any) -> Draw | None:
+    """What an allocation may draw on besides free room."""
+    if value is None or value is True or (type(value) is int and 0 < value < 1 << 63):
+        return value
+    raise InvalidRequest(f"a put draws on an attempt, on any (true) or on none, not {value!r:.80}")
 
 
 def _ids(blocks: object) -> list[int]:

@@ -160,6 +160,11 @@ class BlockTable:
         """Bytes of all segments, headers included: what the store takes from its node."""
         return sum(s.size for s in self._segments.values())
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest free run: what `allocate` can give now."""
+        return self._fit.best
+
     # -- the life of a block
 
     def allocate(self, nbytes: int, owner: Hashable) -> Extent | None:

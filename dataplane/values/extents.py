@@ -165,6 +165,11 @@ class FirstFit:
                 break
             tree[node] = best
 
+    @property
+    def best(self) -> int:
+        """The most that any slot offers."""
+        return self._tree[1]
+
     def find(self, number: int) -> int | None:
         """The lowest slot that offers at least `number` (over 0), or None."""
         tree = self._tree

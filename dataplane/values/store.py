@@ -1,9 +1,13 @@
 """One node's value store: segments of shared memory and the blocks in them. It keeps no key.
 
-Owns the files and the block table; the sockets are the server's. Allocation is immediate where
-there is room; otherwise requests wait in order while room is made: a new segment (backed in a
-thread, never on the loop), empty segments of the wrong size given back, mostly dead blocks
-repacked, and at last only patience until the request's deadline.
+Owns the files, the block table and who waits for room; the sockets are the server's. Allocation is
+immediate where there is room; otherwise requests wait in order while room is made: a new segment
+(backed in a thread, never on the loop), empty segments of the wrong size given back, mostly dead
+blocks repacked, and at last only patience until the request's deadline.
+
+Room that groups declared is held for them (holds.py). What may draw on it waits for nobody, and if
+even so there is no room, in a queue of its own, which is served before the one of plain puts and of
+groups that begin. Room that comes free goes to those queues before it goes to who comes just then.
 """
 
 from __future__ import annotations
@@ -13,28 +17,59 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dataplane.errors import DataplaneError, QuotaExceeded
+from dataplane.errors import DataplaneError, InvalidRequest, QuotaExceeded
 from dataplane.values.blocks import BlockTable, Extent, segment_size_for
-from dataplane.values.budget import Budget
+from dataplane.values.budget import Budget, mount_of
 from dataplane.values.extents import PAGE, round_up
+from dataplane.values.holds import Draw, Holds
 from dataplane.values.segments import Segment, create
 
 log = logging.getLogger("dataplane.values")
 
+LARGEST_DRAW_SHARE = 8
+"""Draws up to this part of a segment find what is held for them at once, however it is used; as
+much of every segment may be left that no hold is granted on."""
+MAX_MOVED_FOR = 4
+"""Draws that wait, for which what is held is moved out of the way each time room comes free."""
+
 
 class _Request:
-    __slots__ = ("future", "nbytes", "owner", "timer")
+    """Who waits: for a block, drawn on a hold or not, or (without an owner) for a hold."""
 
-    def __init__(self, nbytes: int, owner: Hashable, future: asyncio.Future[Extent]) -> None:
+    __slots__ = ("attempt", "draw", "future", "nbytes", "owner", "timer")
+
+    def __init__(
+        self,
+        nbytes: int,
+        future: asyncio.Future[Any],
+        *,
+        owner: Hashable = None,
+        draw: Draw | None = None,
+        attempt: int | None = None,
+    ) -> None:
         self.nbytes = nbytes
         self.owner = owner
+        self.draw: Draw | None = draw
+        self.attempt = attempt
         self.future = future
         self.timer: asyncio.TimerHandle | None = None
+        """None: it does not wait for others, only for what the store itself is doing."""
+
+    def settle(self, result: Any = None, error: DataplaneError | None = None) -> None:
+        """It has what it waited for, or never will."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
 
 
 class ValueStore:
@@ -47,6 +82,7 @@ class ValueStore:
         self.store_id = store_id
         self.nonce = nonce
         self.blocks = BlockTable()
+        self.holds = Holds(self.blocks, budget.segment_bytes // LARGEST_DRAW_SHARE)
         self.segments: dict[int, Segment] = {}
         self.repack: Callable[[], Awaitable[bool]] | None = None
         """Tries to free room by copying live rows out of mostly dead blocks; whether it did."""
@@ -54,7 +90,14 @@ class ValueStore:
         self._refused = ""
         """Why the last segment that was wanted could not be made."""
         self._requests: deque[_Request] = deque()
+        self._draws: deque[_Request] = deque()
+        self._impatient: list[_Request] = []
+        """Those in either queue that leave it when the store can do no more for them."""
+        self._wanted: dict[int, _Request] = {}
+        """Holds that are waited for, by attempt."""
         self._server: asyncio.Task[None] | None = None
+        self._stuck = False
+        """Whether the first who waits can only be helped by others."""
         self._freed = asyncio.Event()
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="segments")
 
@@ -75,89 +118,216 @@ class ValueStore:
     # -- room --------------------------------------------------------------------------------
 
     def allocate(
-        self, nbytes: int, owner: Hashable, timeout_s: float
+        self, nbytes: int, owner: Hashable, timeout_s: float | None, draw: Draw | None = None
     ) -> Extent | asyncio.Future[Extent]:
         """Room for a block, at once or as a future that ends in it or in QuotaExceeded.
 
-        With a timeout of 0 what is not there at once is refused at once.
+        With a timeout of 0 it waits for a segment that the store can make, and for nobody else;
+        with None not even for that. `draw` says on which hold it may draw: that of an attempt, if
+        this store has one, or with True on any.
         """
-        if not self._requests:
-            extent = self.blocks.allocate(nbytes, owner)
+        if draw is not None and draw is not True and draw not in self.holds:
+            draw = None
+        if draw is None:
+            if not (self._requests or self._draws):
+                extent = self.blocks.allocate(nbytes, owner)
+                if extent is not None:
+                    return extent
+        else:
+            extent = self.holds.draw(nbytes, owner, draw)
             if extent is not None:
+                if self.holds.short_bytes:
+                    self._replenish()
                 return extent
         if PAGE + round_up(nbytes) > self.budget.capacity_bytes:
-            raise QuotaExceeded(
-                f"a put of {nbytes} bytes is larger than the whole value store "
-                f"({self.budget.capacity_bytes} bytes): split it, or raise capacity_bytes or the "
-                f"size of the mount at {self.folder.parent}",
-                used_bytes=self.blocks.used_bytes,
-                limit_bytes=self.budget.capacity_bytes,
+            raise self._too_large(f"a put of {nbytes} bytes is", "split it")
+        future: asyncio.Future[Extent] = asyncio.get_running_loop().create_future()
+        return self._wait(_Request(nbytes, future, owner=owner, draw=draw), timeout_s)
+
+    def hold(self, attempt: int, nbytes: int, timeout_s: float) -> asyncio.Future[None] | None:
+        """Hold room for an attempt: at once, or when the future ends in None or QuotaExceeded.
+
+        With a timeout of 0 it waits for segments that the store can make, and for nobody else.
+        It waits in the queue of plain puts, and while it does, `held` with 0 ends it too.
+        """
+        if attempt in self.holds or attempt in self._wanted:
+            raise InvalidRequest(f"room is held for attempt {attempt} already, or waited for")
+        if PAGE + round_up(nbytes) > self.budget.capacity_bytes:
+            raise self._too_large(
+                f"a group that declares {nbytes} bytes is", "declare what it really takes"
             )
-        if not timeout_s:
-            raise self._no_room(nbytes, timeout_s)
+        if not (self._requests or self._draws) and self.holds.grant(attempt, nbytes):
+            return None
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request = _Request(nbytes, future, attempt=attempt)
+        self._wait(request, timeout_s)
+        self._wanted[attempt] = request
+        future.add_done_callback(lambda _: self._wanted.pop(attempt))
+        return future
+
+    def bind(self, token: int, attempt: int) -> None:
+        """What is held under a token is an attempt's from now on."""
+        self.holds.bind(token, attempt)
+
+    def held(self, updates: Iterable[tuple[int, int]]) -> None:
+        """So much is outstanding of what these attempts declared; with 0 their holds end."""
+        for attempt, outstanding in updates:
+            self.holds.tell(attempt, outstanding)
+            request = self._wanted.get(attempt)
+            if request is not None and outstanding <= 0:
+                gone = f"attempt {attempt} ended while it waited for room"
+                request.settle(error=InvalidRequest(gone))
+        self.freed()
+
+    def _wait(self, request: _Request, timeout_s: float | None) -> asyncio.Future[Any]:
+        draws = request.draw is not None
+        if timeout_s is None or (not timeout_s and self._stuck and not draws):
+            raise self._no_room(request, 0.0)
         loop = asyncio.get_running_loop()
-        request = _Request(nbytes, owner, loop.create_future())
-        request.timer = loop.call_later(timeout_s, self._give_up, request, timeout_s)
-        self._requests.append(request)
+        if timeout_s:
+            request.timer = loop.call_later(timeout_s, self._give_up, request, timeout_s)
+        else:
+            self._impatient.append(request)
+        (self._draws if draws else self._requests).append(request)
         if self._server is None:
             self._server = loop.create_task(self._serve())
+        elif draws:
+            self._freed.set()  # the store may be able to do something for it
         return request.future
 
-    def _give_up(self, request: _Request, waited_s: float) -> None:
-        if not request.future.done():
-            request.future.set_exception(self._no_room(request.nbytes, waited_s))
-            self._freed.set()
+    def _replenish(self) -> None:
+        """Make a segment for what is held, if there is not all of it and no room came free."""
+        can = not self._refused and self._left() > PAGE + self.holds.least_piece
+        if can and self._server is None:
+            self._server = asyncio.get_running_loop().create_task(self._serve())
 
-    def _no_room(self, nbytes: int, waited_s: float) -> QuotaExceeded:
-        used, limit = self.blocks.used_bytes, self.budget.capacity_bytes
+    def _give_up(self, request: _Request, waited_s: float) -> None:
+        request.settle(error=self._no_room(request, waited_s))
+        self._freed.set()
+
+    def _too_large(self, what: str, remedy: str) -> QuotaExceeded:
         return QuotaExceeded(
-            f"no room for {nbytes} bytes came free within {waited_s:g} s: {used} of {limit} bytes "
-            "are in use; clear rows that were consumed, or raise capacity_bytes" + self._refused,
+            f"{what} larger than the whole value store ({self.budget.capacity_bytes} bytes): "
+            f"{remedy}, or raise capacity_bytes or the size of the mount at "
+            f"{mount_of(self.folder)}",
+            used_bytes=self.used_bytes,
+            limit_bytes=self.budget.capacity_bytes,
+        )
+
+    def _no_room(self, request: _Request, waited_s: float) -> QuotaExceeded:
+        used, limit = self.used_bytes, self.budget.capacity_bytes
+        what = f"{request.nbytes} bytes"
+        if request.attempt is not None:
+            what = f"a group that declares {what}"
+        held = ""
+        if self.holds:
+            held = f" and {self.holds.held_bytes} are held for {len(self.holds)} groups"
+        return QuotaExceeded(
+            f"no room for {what} came free within {waited_s:g} s: {used} of {limit} bytes are in "
+            f"use{held}; clear rows that were consumed, or raise capacity_bytes" + self._refused,
             used_bytes=used,
             limit_bytes=limit,
         )
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the extents of all blocks; room that is held and not used is not among them."""
+        return self.blocks.used_bytes - self.holds.pooled_bytes
+
     async def _serve(self) -> None:
         """Satisfy waiting requests in order."""
         try:
-            while self._requests:
-                request = self._requests[0]
-                if request.future.done():
-                    self._requests.popleft()
-                    continue
-                extent = self.blocks.allocate(request.nbytes, request.owner)
-                if extent is not None:
-                    self._requests.popleft()
-                    if request.timer is not None:
-                        request.timer.cancel()
-                    request.future.set_result(extent)
-                    continue
+            while True:
+                request = self._first_unserved()
                 self._freed.clear()
-                if await self._make_room(request.nbytes):
+                if request is None:
+                    self._impatient.clear()
+                    if self.holds.short_bytes and await self._grow(0, holds=True):
+                        continue
+                    return
+                if await self._grow(request.nbytes, holds=request.attempt is not None):
                     continue
-                await self._freed.wait()
+                self._refuse_impatient()
+                if request.future.done():
+                    continue
+                self._stuck = True
+                try:
+                    if self.repack is None or not await self.repack():
+                        await self._freed.wait()
+                finally:
+                    self._stuck = False
         finally:
             self._server = None
 
-    async def _make_room(self, nbytes: int) -> bool:
-        """Whether something was done after which an allocation may succeed."""
+    def _first_unserved(self) -> _Request | None:
+        """Serve all that can be; the first that cannot, if any."""
+        if self._draws:
+            # Each draws on its own hold, so one that finds nothing there stops no other.
+            left: deque[_Request] = deque()
+            for request in self._draws:
+                move = len(left) < MAX_MOVED_FOR
+                if not request.future.done() and not self._place(request, move=move):
+                    left.append(request)
+            self._draws = left
+            if left:
+                return left[0]
+        if self.holds.short_bytes:
+            self.holds.refill()
+        while self._requests:
+            request = self._requests[0]
+            if not request.future.done() and not self._place(request):
+                return request
+            self._requests.popleft()
+        return None
+
+    def _place(self, request: _Request, *, move: bool = True) -> bool:
+        """Whether the request has what it waited for; moving what is held costs more."""
+        if request.attempt is not None:
+            granted = self.holds.grant(request.attempt, request.nbytes)
+            if granted:
+                request.settle()
+            return granted
+        nbytes, owner, draw = request.nbytes, request.owner, request.draw
+        if draw is None:
+            extent = self.holds.allocate(nbytes, owner)
+        else:
+            extent = self.holds.draw(nbytes, owner, draw, move=move)
+        if extent is None:
+            return False
+        request.settle(extent)
+        return True
+
+    def _refuse_impatient(self) -> None:
+        for request in self._impatient:
+            request.settle(error=self._no_room(request, 0.0))
+        self._impatient.clear()
+
+    async def _grow(self, nbytes: int, *, holds: bool) -> bool:
+        """Whether there is a new segment now, with room for a block of so many bytes, or for as
+        much of a hold as can be."""
+        if holds:
+            nbytes = self.holds.piece_for(nbytes)
         needed = PAGE + round_up(nbytes)
-        for segment_id in self.blocks.empty_segments():
-            if self._left() >= needed:
-                break
-            self._give_back(segment_id)
-        left = self._left()
-        if left >= needed:
-            size = min(segment_size_for(nbytes, self.budget.segment_bytes), left)
-            try:
-                await self._make_segment(max(size, needed))
-                self._refused = ""
-                return True
-            except DataplaneError as error:
-                # The mount is fuller than its free space said; live with the segments there are.
-                log.warning("no new segment: %s", error)
-                self._refused = f"; no new segment could be made: {error}"
-        return self.repack is not None and await self.repack()
+        empty = self.blocks.empty_segments()
+        if self._left() + sum(self.segments[i].size for i in empty) >= needed:
+            for segment_id in empty:
+                if self._left() >= needed:
+                    break
+                self._give_back(segment_id)
+            size = min(segment_size_for(nbytes, self.budget.segment_bytes), self._left())
+        elif holds and self._left() > PAGE + self.holds.least_piece:
+            size = self._left()
+        else:
+            return False
+        try:
+            await self._make_segment(size)
+        except DataplaneError as error:
+            # The mount is fuller than its free space said; live with the segments there are.
+            log.warning("no new segment: %s", error)
+            self._refused = f"; no new segment could be made: {error}"
+            return False
+        self._refused = ""
+        return True
 
     def _left(self) -> int:
         return self.budget.capacity_bytes - self.blocks.segment_bytes
@@ -191,6 +361,10 @@ class ValueStore:
         """Something was freed: unlink retired segments that are empty, wake who waits for room."""
         for segment_id in self.blocks.segments_to_unlink():
             self._give_back(segment_id)
+        if self.holds.short_bytes and not self._draws:
+            self.holds.refill()
+            if self.holds.short_bytes:
+                self._replenish()
         self._freed.set()
 
     # -- blocks ------------------------------------------------------------------------------
@@ -199,20 +373,30 @@ class ValueStore:
         """The bytes of a block."""
         return self.segments[extent.segment].view[extent.offset : extent.offset + extent.nbytes]
 
-    def kill(self, blocks: Iterable[int]) -> None:
+    def kill(self, blocks: Sequence[int]) -> None:
         """The tag store says that these blocks are dead. May be repeated."""
-        self.blocks.kill(blocks)
+        not_here = self.blocks.kill(blocks)
+        if self.holds:
+            self.holds.ended(set(blocks).difference(not_here))
         self.freed()
+
+    def published(self, block: int) -> None:
+        """The tag store has published the block."""
+        self.blocks.publish(block)
+        if self.holds:
+            self.holds.published(block)
 
     def abort(self, block: int, owner: Hashable = None) -> None:
         """A block that will not be published."""
-        self.blocks.abort(block, owner)
+        if self.blocks.abort(block, owner):
+            self.holds.ended((block,))
         self.freed()
 
     def unpin(self, handle: int, owner: Hashable) -> None:
         """A reader let go."""
         self.blocks.unpin(handle, owner)
-        if self._requests or self.blocks.segments_to_unlink():
+        waited_for = self._requests or self._draws or (self.holds and self.holds.short_bytes)
+        if waited_for or self.blocks.segments_to_unlink():
             self.freed()
 
     def drop(self, owner: Hashable, *, stopped: bool) -> None:
@@ -221,17 +405,25 @@ class ValueStore:
         for segment_id in retired:
             # Whoever still maps it keeps its pages; nobody new gets to see it.
             self.segments[segment_id].unlink()
+        self.holds.dropped(owner, retired)
         self.freed()
 
     def counts(self) -> dict[str, Any]:
         """Sizes for `status`."""
+        counts = self.blocks.counts()
+        counts["reserved"] -= self.holds.pieces
         return {
             "pid": os.getpid(),
             "capacity_bytes": self.budget.capacity_bytes,
             "segment_bytes": self.blocks.segment_bytes,
             "segments": len(self.segments),
-            "used_bytes": self.blocks.used_bytes,
-            "blocks": len(self.blocks),
-            "waiting": len(self._requests),
-            **{f"blocks_{k}" if k != "pins" else k: v for k, v in self.blocks.counts().items()},
+            "used_bytes": self.used_bytes,
+            "held_bytes": self.holds.held_bytes,
+            "holds": len(self.holds),
+            "blocks": len(self.blocks) - self.holds.pieces,
+            "waiting": sum(
+                request.timer is not None and not request.future.done()
+                for request in (*self._draws, *self._requests)
+            ),
+            **{f"blocks_{k}" if k != "pins" else k: v for k, v in counts.items()},
         }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 
-from dataplane.errors import KeyNotFound
-from tests.contract.planes import Plane, TwoNodes, ray_hosted, spying_on_segments
+from dataplane.errors import KeyNotFound, QuotaExceeded
+from tests.contract.planes import Plane, TwoNodes, ray_hosted, ray_remote, spying_on_segments
 
 pytestmark = [pytest.mark.ray, pytest.mark.kinds("ray-remote")]
 
@@ -117,3 +118,52 @@ def test_same_node_reads_on_other_nodes_rows_go_through_the_socket(
             nodes.here.kv_clear(None, "p", where={})
         finally:
             nodes.leave()
+
+
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "sent"])
+def test_a_full_store_forwards_to_the_other_nodes(
+    plane_settings: dict[str, Any], ray_cluster: list[str], mapped: bool
+) -> None:
+    """Rows of either way lie on the other node and are read from both, equal to what was put."""
+    from tests.contract.planes import other_node
+
+    segment = 4 << 20
+    settings = {**plane_settings, "capacity_bytes": 2 * segment, "segment_bytes": segment}
+    fills = {"x": torch.zeros(segment - 4096 - 64, dtype=torch.uint8)}
+    small, large = torch.arange(500), torch.arange(100_000)
+    with ExitStack() as stack:
+        if mapped:
+            plane = stack.enter_context(ray_hosted("forwards", settings))
+            nodes = TwoNodes(plane.client, other_node("forwards", plane.settings, ray_cluster[1]))
+            stack.callback(nodes.leave)
+        else:
+            plane = stack.enter_context(ray_remote("forwards", settings, ray_cluster[1]))
+            nodes = plane.client
+        here = plane.core.joined.home
+        assert here is not None
+        for key in ("0", "1"):
+            nodes.here.kv_put(key, "full", fills)
+        for i in range(2):
+            nodes.here.kv_put(f"small{i}", "p", {"y": small + i})
+            nodes.here.kv_put(f"large{i}", "p", {"y": large + i})
+        used = stored_by(plane)
+        there = next(store for store in used if store != here)
+        assert used == {here: 2 * (segment - 4096), there: 2 * (1 + 196) * 4096}
+        keys = ["large1", "small0", "large0", "small1"]
+        for rows in (
+            nodes.here.kv_batch_get(keys, "p", layout="list"),
+            nodes.there_get(keys, "p", layout="list"),
+        ):
+            for got, want in zip(rows["y"], (large + 1, small, large, small + 1), strict=True):
+                assert torch.equal(got, want)
+        # Nowhere is room for a third: it waits, and the error is that of the own store.
+        nodes.there_put("0", "more", fills)
+        with pytest.raises(QuotaExceeded, match=f"{used[here]} of {2 * segment} bytes"):
+            nodes.here.kv_put("2", "full", fills, timeout=2.0)
+        for partition in ("full", "p", "more"):
+            nodes.here.kv_clear(None, partition, where={})
+        plane.settle()
+        assert not any(stored_by(plane).values())
+        nodes.here.kv_put("0", "full", fills)
+        assert stored_by(plane)[there] == 0
+        nodes.here.kv_clear(None, "full", where={})

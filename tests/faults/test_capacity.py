@@ -26,6 +26,7 @@ from dataplane.client.sync import Client
 from dataplane.config import Config
 from dataplane.errors import InternalError, InvalidRequest, QuotaExceeded
 from dataplane.server.ports import LocalTags
+from dataplane.values.budget import mount_of
 from tests.deadline import eventually
 from tests.faults import planes
 from tests.faults.planes import SEGMENT_ROOM, SMALL_STORE, MiB, Plane
@@ -94,6 +95,8 @@ def test_a_plane_starts_with_what_a_small_mount_has_and_refuses_what_is_beyond(
     assert full.value.limit_bytes == capacity
     assert full.value.used_bytes == plane.counts()["used_bytes"] <= capacity
     assert plane.counts()["segment_bytes"] <= capacity
+    with pytest.raises(QuotaExceeded, match=f"the mount at {shm}$"):
+        plane.client.kv_put("larger", "p", row(32 * MiB), timeout=1.0)
     # No process died of it, and every row is as it was put.
     assert state_of(plane.pid) in ("R", "S")
     for i, key in enumerate(keys):
@@ -112,6 +115,8 @@ def test_a_put_larger_than_the_whole_store_is_refused_at_once_and_says_what_to_d
         plane.client.kv_put("A", "p", row(9 * MiB))
     assert time.monotonic() - began < 5
     assert (full.value.used_bytes, full.value.limit_bytes) == (0, 8 * MiB)
+    # What could be made larger is the mount, not the plane's folder in it.
+    assert str(full.value).endswith(f"the mount at {mount_of(plane.folders.segments)}")
     # Up to the whole store is taken.
     plane.client.kv_put("A", "p", row(8 * MiB - 4096 - 64, 3))
     assert plane.content("A", "p") == [3]
