@@ -1,8 +1,10 @@
 """A key-value data plane for reinforcement-learning post-training of language models.
 
 Tags (small, queryable) live apart from values (tensors). Producers put rows, a controller plans
-over tags, workers fetch values by key. Start with `init()`; the verbs are `kv_put`,
-`kv_batch_put`, `kv_batch_get`, `kv_view`, `kv_list` and `kv_clear`.
+over tags, workers fetch values by key. Start with `init()`. Rows: `kv_put`, `kv_batch_put`,
+`kv_batch_get`, `kv_view`, `kv_list`, `kv_clear`. Consumers: `kv_wait`, `kv_watch`, `kv_claim`,
+`kv_commit`, `kv_release`. Producers of groups: `begin_group`, `end_group`. All of it:
+`kv_create_partition` and its siblings, `explain`, `save_checkpoint`, `load_checkpoint`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from dataplane.config import Config
     from dataplane.errors import (
         AlreadyWritten,
+        ClaimLost,
         DataplaneError,
         DeadlineExceeded,
         FieldNotFound,
@@ -40,25 +43,53 @@ if TYPE_CHECKING:
         ValueLost,
     )
     from dataplane.session import (
+        begin_group,
         close,
         connect,
+        end_group,
+        explain,
         init,
         kv_batch_get,
         kv_batch_put,
+        kv_claim,
         kv_clear,
+        kv_commit,
+        kv_create_partition,
+        kv_drop_partition,
         kv_list,
+        kv_list_partitions,
         kv_put,
+        kv_release,
+        kv_seal_partition,
         kv_view,
+        kv_wait,
+        kv_watch,
+        load_checkpoint,
+        request_outcome,
+        save_checkpoint,
     )
-    from dataplane.types import FieldSchema, KVBatchMeta, Revision
+    from dataplane.types import (
+        Change,
+        Claim,
+        Explanation,
+        FieldSchema,
+        KVBatchMeta,
+        Quota,
+        Retention,
+        Revision,
+    )
 
 __all__ = [
     "AlreadyWritten",
     "AsyncClient",
+    "Change",
+    "Claim",
+    "ClaimLost",
     "Client",
     "Config",
     "DataplaneError",
     "DeadlineExceeded",
+    "Explanation",
     "FieldNotFound",
     "FieldSchema",
     "InternalError",
@@ -70,8 +101,10 @@ __all__ = [
     "PartitionNotFound",
     "PermissionDenied",
     "PlaneLost",
+    "Quota",
     "QuotaExceeded",
     "RequestError",
+    "Retention",
     "Revision",
     "Rows",
     "SchemaMismatch",
@@ -80,15 +113,30 @@ __all__ = [
     "Unreachable",
     "ValueLost",
     "async_connect",
+    "begin_group",
     "close",
     "connect",
+    "end_group",
+    "explain",
     "init",
     "kv_batch_get",
     "kv_batch_put",
+    "kv_claim",
     "kv_clear",
+    "kv_commit",
+    "kv_create_partition",
+    "kv_drop_partition",
     "kv_list",
+    "kv_list_partitions",
     "kv_put",
+    "kv_release",
+    "kv_seal_partition",
     "kv_view",
+    "kv_wait",
+    "kv_watch",
+    "load_checkpoint",
+    "request_outcome",
+    "save_checkpoint",
 ]
 
 _HOME = {
@@ -98,10 +146,33 @@ _HOME = {
     "Rows": "client.results",
     "Client": "client.sync",
     "Config": "config",
-    "FieldSchema": "types",
-    "KVBatchMeta": "types",
-    "Revision": "types",
-    **dict.fromkeys(("close", "connect", "init"), "session"),
+    **dict.fromkeys(
+        (
+            "Change",
+            "Claim",
+            "Explanation",
+            "FieldSchema",
+            "KVBatchMeta",
+            "Quota",
+            "Retention",
+            "Revision",
+        ),
+        "types",
+    ),
+    **dict.fromkeys(
+        (
+            "begin_group",
+            "close",
+            "connect",
+            "end_group",
+            "explain",
+            "init",
+            "load_checkpoint",
+            "request_outcome",
+            "save_checkpoint",
+        ),
+        "session",
+    ),
     **dict.fromkeys((name for name in __all__ if name.startswith("kv_")), "session"),
 }
 """Where each public name lives; all others are errors. Names load on first use: a server needs

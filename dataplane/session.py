@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from dataplane.client.core import Joined
 from dataplane.client.get import Layout, Pad
+from dataplane.client.partitions import Schema
 from dataplane.client.results import Listing, Rows
 from dataplane.client.sync import Client
 from dataplane.client.tags import Where
 from dataplane.config import Config
 from dataplane.errors import InvalidRequest, PlaneLost
-from dataplane.types import KVBatchMeta, Revision
+from dataplane.types import (
+    Change,
+    Claim,
+    Explanation,
+    KVBatchMeta,
+    Quota,
+    Retention,
+    Revision,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -108,6 +118,7 @@ def kv_put(
     fields: Mapping[str, object] | None = None,
     tags: Mapping[str, object] | None = None,
     *,
+    attempt: int | None = None,
     must_exist: bool = False,
     if_absent: bool = False,
     return_tags: bool = False,
@@ -116,7 +127,8 @@ def kv_put(
     """`Client.kv_put` of the process's default client."""
     return default_client().kv_put(
         key, partition_id, fields, tags,
-        must_exist=must_exist, if_absent=if_absent, return_tags=return_tags, timeout=timeout,
+        attempt=attempt, must_exist=must_exist, if_absent=if_absent, return_tags=return_tags,
+        timeout=timeout,
     )  # fmt: skip
 
 
@@ -126,6 +138,7 @@ def kv_batch_put(
     fields: Mapping[str, object] | Sequence[Mapping[str, object]] | TensorDict | None = None,
     tags: Sequence[Mapping[str, object]] | None = None,
     *,
+    attempt: int | None = None,
     must_exist: bool = False,
     if_absent: bool = False,
     return_tags: bool = False,
@@ -134,7 +147,8 @@ def kv_batch_put(
     """`Client.kv_batch_put` of the process's default client."""
     return default_client().kv_batch_put(
         keys, partition_id, fields, tags,
-        must_exist=must_exist, if_absent=if_absent, return_tags=return_tags, timeout=timeout,
+        attempt=attempt, must_exist=must_exist, if_absent=if_absent, return_tags=return_tags,
+        timeout=timeout,
     )  # fmt: skip
 
 
@@ -193,10 +207,199 @@ def kv_clear(
     partition_id: str,
     *,
     where: Where | None = None,
+    retire: bool = False,
     timeout: float | None = None,
 ) -> int:
     """`Client.kv_clear` of the process's default client."""
-    return default_client().kv_clear(keys, partition_id, where=where, timeout=timeout)
+    return default_client().kv_clear(
+        keys, partition_id, where=where, retire=retire, timeout=timeout
+    )
+
+
+def begin_group(
+    uid: str,
+    partition_id: str,
+    *,
+    n: int,
+    declared_bytes: int | None = None,
+    timeout: float | None = None,
+) -> int:
+    """`Client.begin_group` of the process's default client."""
+    return default_client().begin_group(
+        uid, partition_id, n=n, declared_bytes=declared_bytes, timeout=timeout
+    )
+
+
+def end_group(
+    attempt: int,
+    status: str,
+    *,
+    timeout: float | None = None,
+) -> Revision:
+    """`Client.end_group` of the process's default client."""
+    return default_client().end_group(attempt, status, timeout=timeout)
+
+
+def kv_wait(
+    partition_id: str,
+    where: Where | None = None,
+    *,
+    count: int = 1,
+    group_by: str | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """`Client.kv_wait` of the process's default client."""
+    return default_client().kv_wait(
+        partition_id, where, count=count, group_by=group_by, timeout=timeout
+    )
+
+
+def kv_watch(
+    partition_id: str,
+    *,
+    since: Revision | None = None,
+    where: Where | None = None,
+    timeout: float | None = None,
+) -> Iterator[Change]:
+    """`Client.kv_watch` of the process's default client."""
+    return default_client().kv_watch(partition_id, since=since, where=where, timeout=timeout)
+
+
+def kv_claim(
+    partition_id: str,
+    task: str,
+    *,
+    count: int,
+    fields: Sequence[str] = (),
+    where: Where | None = None,
+    order_by: str | None = None,
+    groups: bool = False,
+    lease_s: float = 30.0,
+    replica: tuple[int, int, int] | None = None,
+    timeout: float | None = None,
+) -> Claim:
+    """`Client.kv_claim` of the process's default client."""
+    return default_client().kv_claim(
+        partition_id,
+        task,
+        count=count,
+        fields=fields,
+        where=where,
+        order_by=order_by,
+        groups=groups,
+        lease_s=lease_s,
+        replica=replica,
+        timeout=timeout,
+    )
+
+
+def kv_commit(
+    claim: Claim,
+    *,
+    timeout: float | None = None,
+) -> Revision:
+    """`Client.kv_commit` of the process's default client."""
+    return default_client().kv_commit(claim, timeout=timeout)
+
+
+def kv_release(
+    claim: Claim,
+    *,
+    timeout: float | None = None,
+) -> Revision:
+    """`Client.kv_release` of the process's default client."""
+    return default_client().kv_release(claim, timeout=timeout)
+
+
+def kv_create_partition(
+    partition_id: str,
+    *,
+    schema: Schema = None,
+    quota: Quota | Mapping[str, int | None] | None = None,
+    retention: Retention | Mapping[str, int] | None = None,
+    timeout: float | None = None,
+) -> Revision:
+    """`Client.kv_create_partition` of the process's default client."""
+    return default_client().kv_create_partition(
+        partition_id, schema=schema, quota=quota, retention=retention, timeout=timeout
+    )
+
+
+def kv_list_partitions(
+    *,
+    timeout: float | None = None,
+) -> dict[str, dict[str, Any]]:
+    """`Client.kv_list_partitions` of the process's default client."""
+    return default_client().kv_list_partitions(timeout=timeout)
+
+
+def kv_seal_partition(
+    partition_id: str,
+    *,
+    timeout: float | None = None,
+) -> list[str]:
+    """`Client.kv_seal_partition` of the process's default client."""
+    return default_client().kv_seal_partition(partition_id, timeout=timeout)
+
+
+def kv_drop_partition(
+    partition_id: str,
+    *,
+    older_than: int | None = None,
+    timeout: float | None = None,
+) -> list[str]:
+    """`Client.kv_drop_partition` of the process's default client."""
+    return default_client().kv_drop_partition(partition_id, older_than=older_than, timeout=timeout)
+
+
+def explain(
+    partition_id: str | None = None,
+    where: Where | None = None,
+    *,
+    fields: Sequence[str] = (),
+    task: str | None = None,
+    group_by: str | None = None,
+    count: int | None = None,
+    timeout: float | None = None,
+) -> Explanation:
+    """`Client.explain` of the process's default client."""
+    return default_client().explain(
+        partition_id,
+        where,
+        fields=fields,
+        task=task,
+        group_by=group_by,
+        count=count,
+        timeout=timeout,
+    )
+
+
+def request_outcome(
+    request_id: str,
+    *,
+    timeout: float | None = None,
+) -> dict[str, Any]:
+    """`Client.request_outcome` of the process's default client."""
+    return default_client().request_outcome(request_id, timeout=timeout)
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    timeout: float | None = None,
+) -> dict[str, Any]:
+    """`Client.save_checkpoint` of the process's default client."""
+    return default_client().save_checkpoint(path, overwrite=overwrite, timeout=timeout)
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    timeout: float | None = None,
+) -> dict[str, Any]:
+    """`Client.load_checkpoint` of the process's default client."""
+    return default_client().load_checkpoint(path, timeout=timeout)
 
 
 # -- inside ----------------------------------------------------------------------------------

@@ -14,7 +14,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dataplane.client.connection import CONNECT_PAUSE_S, Connection, connect
+from dataplane.client.aio_control import AsyncControl
+from dataplane.client.connection import (
+    CONNECT_PAUSE_S,
+    Connection,
+    connect,
+    peer_of,
+    unanswered,
+)
 from dataplane.client.core import Core, Joined, StoreView, settle_in_child
 from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
 from dataplane.client.get import GetOptions, Layout, Pad, get_batch
@@ -94,7 +101,7 @@ class _Loop:
                     task.cancel()
 
 
-class AsyncClient:
+class AsyncClient(AsyncControl):
     """A client of one plane, for coroutines. Arguments, results and errors are `Client`'s."""
 
     def __init__(
@@ -125,6 +132,7 @@ class AsyncClient:
         fields: Mapping[str, object] | None = None,
         tags: Mapping[str, object] | None = None,
         *,
+        attempt: int | None = None,
         must_exist: bool = False,
         if_absent: bool = False,
         return_tags: bool = False,
@@ -134,7 +142,7 @@ class AsyncClient:
         flags = flags_of(must_exist=must_exist, if_absent=if_absent, return_tags=return_tags)
         deadline = self._deadline(timeout)
         return await self._drive(
-            put_row(self._core, key, partition_id, fields, tags, flags, deadline), deadline
+            put_row(self._core, key, partition_id, fields, tags, flags, deadline, attempt), deadline
         )
 
     async def kv_batch_put(
@@ -144,6 +152,7 @@ class AsyncClient:
         fields: Mapping[str, object] | Sequence[Mapping[str, object]] | TensorDict | None = None,
         tags: Sequence[Mapping[str, object]] | None = None,
         *,
+        attempt: int | None = None,
         must_exist: bool = False,
         if_absent: bool = False,
         return_tags: bool = False,
@@ -153,7 +162,8 @@ class AsyncClient:
         flags = flags_of(must_exist=must_exist, if_absent=if_absent, return_tags=return_tags)
         deadline = self._deadline(timeout)
         return await self._drive(
-            put_batch(self._core, keys, partition_id, fields, tags, flags, deadline), deadline
+            put_batch(self._core, keys, partition_id, fields, tags, flags, deadline, attempt),
+            deadline,
         )
 
     async def kv_batch_get(
@@ -221,12 +231,13 @@ class AsyncClient:
         partition_id: str,
         *,
         where: Where | None = None,
+        retire: bool = False,
         timeout: float | None = None,
     ) -> int:
         """See `Client.kv_clear`."""
         deadline = self._deadline(timeout)
         return await self._drive(
-            clear_rows(self._core, keys, partition_id, where, deadline), deadline
+            clear_rows(self._core, keys, partition_id, where, retire, deadline), deadline
         )
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
@@ -339,10 +350,7 @@ class AsyncClient:
                 raise
             except TimeoutError:
                 _abandon(channel, verb, answer)
-                waited = time.monotonic() - started
-                raise DeadlineExceeded(
-                    f"{verb} was not answered within {waited:.3f} s", waited_s=waited
-                ) from None
+                raise unanswered(channel.peer, verb, time.monotonic() - started) from None
         if kind is Open:
             return await self._channel(effect.store, deadline)
         if kind is Done:
@@ -418,6 +426,7 @@ class AsyncClient:
                 if time.monotonic() + CONNECT_PAUSE_S >= deadline:
                     raise Unreachable(f"{address} cannot be reached: {error}") from error
                 await asyncio.sleep(CONNECT_PAUSE_S)
+        channel.peer = peer_of(store, address)
         if "revision" in channel.greeting:
             core.see(channel.greeting["revision"])
         return channel

@@ -26,7 +26,7 @@ from dataplane.errors import (
     from_wire,
 )
 from dataplane.wire import auth
-from dataplane.wire.address import Address, Tls
+from dataplane.wire.address import Address, Tls, whereabouts
 from dataplane.wire.channel import CLOSED, Answer, Broken
 from dataplane.wire.frames import (
     MAX_HEADER_BYTES,
@@ -55,6 +55,8 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.greeting: Body = None
         self.plane_id = ""
+        self.peer = "the server"
+        """Who answers here, for messages."""
         self.local = sock.family == socket.AF_UNIX
         self._socket = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
@@ -106,6 +108,7 @@ class Connection:
                 except ssl.SSLError as error:
                     raise Unauthenticated(f"TLS with {address} failed: {error}") from error
             connection = cls(sock)
+            connection.peer = f"the server at {address}"
             try:
                 challenge = connection._challenge(deadline)
             except (ssl.SSLError, ConnectionError) as error:
@@ -114,7 +117,7 @@ class Connection:
                 raise Unauthenticated(tls.refused(address)) from error
             mine = os.urandom(auth.CHALLENGE_BYTES)
             proof = auth.client_proof(secret, challenge, mine)
-            hello = [client_id, "client", plane_id, mine, proof]
+            hello = [client_id, "client", plane_id, mine, proof, whereabouts()]
             answer = connection.call("hello", hello, deadline)
             shown, connection.plane_id, connection.greeting = answer.body
             if not auth.matches(shown, auth.server_proof(secret, challenge, mine)):
@@ -152,10 +155,7 @@ class Connection:
             self.usable = whole
         except (TimeoutError, BlockingIOError):
             self.usable = False
-            waited = time.monotonic() - started
-            raise DeadlineExceeded(
-                f"{verb} was not answered within {waited:.3f} s", waited_s=waited
-            ) from None
+            raise unanswered(self.peer, verb, time.monotonic() - started) from None
         except (OSError, ssl.SSLError) as error:
             self.usable = False
             raise Broken(str(error)) from error
@@ -331,6 +331,21 @@ def _rest(batch: list[Any], sent: int) -> list[Any]:
     return rest
 
 
+def peer_of(store: StoreView | None, address: Address) -> str:
+    """What to call who answers at an address: the tag store with None."""
+    return f"the {'tag store' if store is None else f'value store {store.store_id}'} at {address}"
+
+
+def unanswered(peer: str, verb: str, waited_s: float) -> DeadlineExceeded:
+    """The error of who waited in vain for a server's answer."""
+    return DeadlineExceeded(
+        f"{verb} was not answered within {waited_s:.3f} s",
+        waited_s=waited_s,
+        explanation=f"{peer} has not answered {verb!r} for {waited_s:.1f} s: it is stopped or "
+        "overloaded, or it cannot be reached from here any more",
+    )
+
+
 def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
     """A new connection; a server that is gone means that the plane is."""
     address = core.joined.tags if store is None else store.address
@@ -346,6 +361,7 @@ def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
                 local=local,
                 deadline=deadline,
             )
+            connection.peer = peer_of(store, address)
             connection.spin_s = core.config.spin_s
             break
         except DataplaneError:

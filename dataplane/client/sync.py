@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataplane.client.connection import Connection, connect
+from dataplane.client.control import Control
 from dataplane.client.core import Core, Joined, StoreView, settle_in_child
 from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell
 from dataplane.client.get import GetOptions, Layout, Pad, get_batch
@@ -45,7 +46,7 @@ MAX_IDLE = 64
 """Connections kept per server; threads beyond that connect anew."""
 
 
-class Client:
+class Client(Control):
     """A client of one plane, for threads. `AsyncClient` has the same verbs as coroutines.
 
     Every verb takes `timeout` in seconds; None means the configured default. At the deadline a
@@ -78,6 +79,7 @@ class Client:
         fields: Fields | None = None,
         tags: Mapping[str, object] | None = None,
         *,
+        attempt: int | None = None,
         must_exist: bool = False,
         if_absent: bool = False,
         return_tags: bool = False,
@@ -85,20 +87,21 @@ class Client:
     ) -> KVBatchMeta:
         """Write one row's fields and tags at one revision; all of it or nothing.
 
-        Tags merge into those the key has; fields replace those of the same name. A value is a
+        Tags merge into those the key has; fields replace those of the same name. With `attempt` (of
+        `begin_group`) the row becomes one of that group, and draws on its room. A value is a
         tensor or array of any rank, or a Python value (str, bytes, numbers, None, lists, maps).
 
         Raises:
             SchemaMismatch: a field has another dtype or rank than its first write fixed.
             KeyNotFound: `must_exist` and the key does not exist.
             AlreadyWritten: `if_absent` and it does.
-            StaleWrite: the key was cleared after this put began.
+            StaleWrite: the key was cleared after this put began, or `attempt` is not open.
             QuotaExceeded: no room came free in time. After any error nothing was written.
         """
         flags = flags_of(must_exist=must_exist, if_absent=if_absent, return_tags=return_tags)
         deadline = self._deadline(timeout)
         return self._drive(
-            put_row(self._core, key, partition_id, fields, tags, flags, deadline), deadline
+            put_row(self._core, key, partition_id, fields, tags, flags, deadline, attempt), deadline
         )
 
     def kv_batch_put(
@@ -108,6 +111,7 @@ class Client:
         fields: Mapping[str, object] | Sequence[Mapping[str, object]] | TensorDict | None = None,
         tags: Sequence[Mapping[str, object]] | None = None,
         *,
+        attempt: int | None = None,
         must_exist: bool = False,
         if_absent: bool = False,
         return_tags: bool = False,
@@ -122,7 +126,8 @@ class Client:
         flags = flags_of(must_exist=must_exist, if_absent=if_absent, return_tags=return_tags)
         deadline = self._deadline(timeout)
         return self._drive(
-            put_batch(self._core, keys, partition_id, fields, tags, flags, deadline), deadline
+            put_batch(self._core, keys, partition_id, fields, tags, flags, deadline, attempt),
+            deadline,
         )
 
     def kv_batch_get(
@@ -214,14 +219,19 @@ class Client:
         partition_id: str,
         *,
         where: Where | None = None,
+        retire: bool = False,
         timeout: float | None = None,
     ) -> int:
         """Remove rows, tags and values, at one revision; how many there were.
 
-        With `keys` None, all rows that match `where`. Keys that do not exist are no error.
+        With `keys` None, all rows that match `where`. Keys that do not exist are no error. With
+        `retire` the open attempts of the groups that are cleared are closed at the same revision:
+        what their producers still put is StaleWrite.
         """
         deadline = self._deadline(timeout)
-        return self._drive(clear_rows(self._core, keys, partition_id, where, deadline), deadline)
+        return self._drive(
+            clear_rows(self._core, keys, partition_id, where, retire, deadline), deadline
+        )
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Sizes of the plane: partitions, bytes in use, value stores, clients, history."""

@@ -9,7 +9,7 @@ from dataplane.client.core import Core
 from dataplane.client.effects import Verb
 from dataplane.client.put import as_keys, list_of
 from dataplane.client.results import Listing, unpack_listing
-from dataplane.client.retry import ask_again
+from dataplane.client.retry import ask_again, ask_once
 from dataplane.errors import InvalidRequest
 from dataplane.tags.query import compile_where
 from dataplane.types import Revision
@@ -34,7 +34,7 @@ def list_rows(
     ):
         raise InvalidRequest(f"since is the revision of an earlier answer, not {since!r:.80}")
     names = None if columns is None else list_of(columns, "columns")
-    body = [partition_id, _plain(where), since, names, limit]
+    body = [partition_id, plain_where(where), since, names, limit]
     answer = yield from ask_again(core, "list", body, deadline)
     listing = unpack_listing(partition_id, answer.body, answer.payload)
     core.see(listing.revision)
@@ -46,6 +46,7 @@ def clear_rows(
     keys: Sequence[str] | None,
     partition_id: str,
     where: Where | None,
+    retire: bool,
     deadline: float,
 ) -> Verb[int]:
     """Remove rows; how many there were."""
@@ -55,15 +56,16 @@ def clear_rows(
     if names is not None and not names:
         return 0
     # Numbered like a put: a repetition must not remove what was put since.
-    number, settled = core.numbers.begin()
-    try:
-        body = [partition_id, names, _plain(where), number, settled]
-        answer = yield from ask_again(core, "clear", body, deadline)
-    finally:
-        core.numbers.end(number)
+    body = [partition_id, names, plain_where(where), bool(retire)]
+    answer = yield from ask_once(core, "clear", body, deadline)
     removed, revision = answer.body
     core.see(revision)
     return removed
+
+
+def present(core: Core, deadline: float) -> Verb[Revision]:
+    """The revision of now."""
+    return core.see((yield from ask_again(core, "begin", [], deadline)).body)
 
 
 def plane_status(core: Core, deadline: float) -> Verb[dict[str, Any]]:
@@ -80,7 +82,7 @@ def plane_status(core: Core, deadline: float) -> Verb[dict[str, Any]]:
     return status
 
 
-def _plain(where: Where | None) -> Any:
+def plain_where(where: Where | None) -> Any:
     """The predicate as msgpack carries it; what is wrong with it is said here already."""
     if where is None:
         return None

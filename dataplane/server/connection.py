@@ -45,6 +45,8 @@ GREETING_S = 5.0
 LAST_WORD_S = 1.0
 """How long the reason for closing a connection may take to leave."""
 RECEIVE_BYTES = 256 << 10
+MAX_LABEL = 200
+"""Characters by which a client may say where it runs."""
 
 Verb = Callable[["Connection", int, Body], "Coroutine[Any, Any, None] | None"]
 
@@ -117,6 +119,8 @@ class Connection(asyncio.BufferedProtocol):
         when it stops."""
         self.client_id = ""
         self.role = ""
+        self.label = ""
+        """What the peer says of itself: where it runs."""
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._receive = _receive_buffer()
         self._partial = bytearray()
@@ -339,14 +343,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _hello(self, kind: str | int, number: int, body: list[Any]) -> None:
         try:
-            if kind != "hello" or type(body) is not list or len(body) != 5:
+            if kind != "hello" or type(body) is not list or len(body) not in (5, 6):
                 raise Unauthenticated("the first request of a connection is its greeting")
-            client_id, role, plane_id, challenge, proof = body
+            client_id, role, plane_id, challenge, proof, *label = body
             if not (
                 type(client_id) is str and 0 < len(client_id) <= 64
                 and role in ("client", "store")
                 and type(challenge) is bytes and len(challenge) == auth.CHALLENGE_BYTES
                 and type(proof) is bytes
+                and (not label or (type(label[0]) is str and len(label[0]) <= MAX_LABEL))
             ):  # fmt: skip
                 raise Unauthenticated("malformed greeting")
             expected = auth.client_proof(self.service.secret, self._challenge, challenge)
@@ -358,6 +363,7 @@ class Connection(asyncio.BufferedProtocol):
                     f"plane {plane_id!r:.80} that was joined: connect again"
                 )
             self.client_id, self.role = client_id, role
+            self.label = "".join(c if c.isprintable() else "?" for c in label[0]) if label else ""
             answer = self.service.greet(self)
         except DataplaneError as error:
             self.client_id = ""
@@ -383,6 +389,10 @@ class Connection(asyncio.BufferedProtocol):
         """Answer a request with an error."""
         if number and not self.closed:
             self.transport.write(failure(number, error))
+
+    def fail_with(self, number: int, error: BaseException) -> None:
+        """Answer a request with whatever went wrong with it, as a typed error."""
+        self.fail(number, self._typed("request", error))
 
     async def reply_with(
         self, number: int, body: Body, payload: Sequence[Any], nbytes: int

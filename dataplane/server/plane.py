@@ -169,7 +169,7 @@ class PlaneServer:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         greeting: dict[str, Any] = {}
         if self.tags is not None:
-            self.tags.attach(connection.client_id)
+            self.tags.attach(connection.client_id, connection.label)
             greeting["revision"] = self.tags.store.revision()
             if self._idle is not None and connection.role == "client":
                 self._idle.cancel()

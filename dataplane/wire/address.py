@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,3 +65,8 @@ class Tls:
         context.check_hostname = False
         context.load_cert_chain(self.cert, self.key)
         return context
+
+
+def whereabouts() -> str:
+    """Where this process runs, as it introduces itself: for messages, nothing is decided by it."""
+    return f"pid {os.getpid()} on {socket.gethostname()}"

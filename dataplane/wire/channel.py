@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from dataplane.errors import DataplaneError, InternalError, Unauthenticated, Unreachable, from_wire
 from dataplane.wire import auth
-from dataplane.wire.address import Address, Tls
+from dataplane.wire.address import Address, Tls, whereabouts
 from dataplane.wire.frames import (
     MAX_HEADER_BYTES,
     OK,
@@ -47,6 +47,8 @@ class Channel(asyncio.BufferedProtocol):
         self.closed = False
         self.greeting: Body = None
         self.plane_id = ""
+        self.peer = "the server"
+        """Who answers here, for messages."""
         self._on_request = on_request
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -99,7 +101,8 @@ class Channel(asyncio.BufferedProtocol):
                 raise Unauthenticated(tls.refused(address)) from error
             mine = os.urandom(auth.CHALLENGE_BYTES)
             proof = auth.client_proof(secret, challenge, mine)
-            answer = await channel.call("hello", [client_id, role, plane_id, mine, proof])
+            hello = [client_id, role, plane_id, mine, proof, whereabouts()]
+            answer = await channel.call("hello", hello)
             shown, channel.plane_id, channel.greeting = answer.body
             if not auth.matches(shown, auth.server_proof(secret, challenge, mine)):
                 raise Unauthenticated(f"the server at {address} does not know the plane's secret")

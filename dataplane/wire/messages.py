@@ -4,25 +4,48 @@ Asked of a tag store:
     put_tags   [meta, tags]                                  -> PutAnswer
     publish    [client_id, meta, tags, placement, token]     -> PutAnswer     (by value stores)
     begun      [token]   a put has begun, not yet whole      no answer        (by value stores)
-    forget     [token]   and will not be published           no answer        (by value stores)
+    forget     [token]   and need not be published any more  no answer        (by value stores)
     begin      []                                            -> revision      (by value stores)
-    register   [store_id, address, node_id, used, capacity]  -> nil           (by value stores)
-    repack     [], moved [[old, new placement, moves]]       (by value stores)
+    register   [address]                                     -> nil           (by value stores)
+    repack     [old, new placement, moves]                   -> nil           (by value stores)
     resolve    [partition_id, keys, fields | nil, drop]      -> tags.resolve.Answer
     list       [partition_id, where, since, columns, limit]  -> list answer, columns as payload
-    clear      [partition_id, keys | nil, where, number, settled]  -> [removed, revision]
+    clear      [partition_id, keys | nil, where, retire, number, settled]  -> [removed, revision]
     stores     []                                            -> {store_id: address}
     status     []                                            -> map
     destroy    []                                            -> nil, then the plane ends
+  They wait, up to wait_s seconds:
+    wait         [partition_id, where, fields, count, grouped, wait_s]  -> [revision, listing],
+                 columns as payload
+    watch        [partition_id, where, since, wait_s]        -> [changes, listing], columns
+    claim        [partition_id, task, count, fields, where, order_by, grouped, lease_s, replica,
+                 abandoned, wait_s, number]
+                 -> [claim_id, deliveries, end, revision, listing], columns as payload
+    begin_group  [uid, partition_id, n, declared_bytes, home, wait_s, number, settled] -> attempt
+  They do not:
+    claim_abandon  [numbers]   nobody waits for these claims  no answer
+    claim_commit, claim_release  [partition_id, task, claim_id, keys, number, settled] -> revision
+    end_group  [attempt, status, number, settled]            -> revision
+    explain    [partition_id, where, fields, task, grouped, count]             -> map
+    outcome    [client_id, number]                           -> [verb | nil, answer]
+    create_partition  [partition_id, schema, quota, retention, number, settled] -> revision
+    partitions []                                            -> {partition_id: map}
+    seal_partition  [partition_id, number, settled]          -> [revision, dropped versions]
+    drop_partition  [partition_id, older_than, number, settled]  -> [partition ids, revision]
+    checkpoint_open, checkpoint_rows, checkpoint_close, restore_begin, restore_state
+                 see server/checkpointing.py
 Asked of a value store:
-    put_block  [meta, tags, template, rows, lengths], the block as payload     -> PutAnswer
-    reserve    [nbytes]                                -> [block, segment, size, offset, stamp]
+    put_block  [meta, tags, template, rows, lengths, wait_s, draw], the block as payload
+                                                             -> PutAnswer
+    reserve    [nbytes, wait_s, draw]                -> [block, segment, offset, stamp]
     commit     [block, meta, tags, template, rows, lengths]                    -> PutAnswer
     abort      [block]                                                         no answer
     pin        [block ids]                                                     -> [handle, gone]
     unpin      [handle]                                                        no answer
     read       [block ids, block of each run, starts, sizes]   -> [gone], the bytes as payload
     free       [block ids]                                     -> nil         (by the tag store)
+    hold       [attempt, nbytes, timeout_s]                    -> nil         (by the tag store)
+    held       [[attempt, nbytes], ...]                        no answer      (by the tag store)
 
 A revision is [epoch, n]. A placement is [block, segment, offset, nbytes, template, rows, lengths].
 """
@@ -40,6 +63,8 @@ MUST_EXIST = 1
 IF_ABSENT = 2
 RETURN_TAGS = 4
 RETRY = 8
+RESTORE = 16
+"""A block of a checkpoint that is loaded: rows are named by number, in the place of tags."""
 
 LONGEST_WAIT_S = 86_400.0
 """What a store waits for room or for a reader at most, whatever the caller's deadline."""
@@ -61,6 +86,10 @@ class PutMeta(NamedTuple):
     """The latest revision that the client had seen when the call began."""
     stamp: WireRevision | None
     """Where the put began, if it knows."""
+    attempt: int | None = None
+    """The open attempt of a group that it is for."""
+    wait_s: float = 0.0
+    """How long it may wait for room under the partition's quota."""
 
     def pack(self) -> bytes:
         return pack(tuple(self))
@@ -75,7 +104,7 @@ class PutMeta(NamedTuple):
             meta = cls(*parts)
         except Exception:
             raise InvalidRequest("a put's meta is not the expected list") from None
-        partition_id, _, flags, number, settled, seen, stamp = meta
+        partition_id, _, flags, number, settled, seen, stamp, attempt, wait_s = meta
         if type(partition_id) is not str:
             raise InvalidRequest(f"a partition_id is a string, not {partition_id!r:.80}")
         if not (type(flags) is type(number) is type(settled) is int) or not (
@@ -88,6 +117,9 @@ class PutMeta(NamedTuple):
             stamp is not None and not is_revision(stamp)
         ):
             raise InvalidRequest("a revision is [epoch, n]")
+        if attempt is not None and not is_attempt(attempt):
+            raise InvalidRequest(f"an attempt is what begin_group answered, not {attempt!r:.80}")
+        check_wait(wait_s)
         return meta
 
 
@@ -97,6 +129,18 @@ class PutAnswer(NamedTuple):
     """Merged tags of each key, where asked for."""
     fields: list[str] | None
     """Fields that all the keys have now, where tags were asked for."""
+
+
+def is_attempt(value: Any) -> bool:
+    """Whether it could be an attempt: the number of a revision."""
+    return type(value) is int and 0 < value < 1 << 63
+
+
+def check_wait(value: Any) -> float:
+    """How long a request may wait, in seconds. InvalidRequest if it is no such number."""
+    if type(value) not in (int, float) or not 0 <= value <= LONGEST_WAIT_S:
+        raise InvalidRequest(f"a wait is seconds up to a day, not {value!r:.80}")
+    return float(value)
 
 
 def is_revision(value: Any) -> bool:

@@ -28,6 +28,7 @@ from dataplane.errors import (
     AlreadyWritten,
     InvalidRequest,
     KeyNotFound,
+    OutcomeUnknown,
     PermissionDenied,
     QuotaExceeded,
     RequestError,
@@ -115,13 +116,33 @@ BODIES: dict[str, list[Any]] = {
     "repack": [1, PLACEMENT, [[0, 0]]],
     "resolve": ["p", ["A"], ["x"], False],
     "list": ["p", {"n": 1}, [1, 0], ["n"], 10],
-    "clear": ["p", ["B"], None, 1, 0],
+    "clear": ["p", ["B"], None, False, 1, 0],
+    # Two things are wrong with each of these, so that one that is mended leaves the other.
+    "begin_group": ["u", "p", 1, 1 << 62, None, 0.0, 1, 1],
+    "create_partition": ["p", {"x": ["int8", 1, 0]}, {"rows": 1}, {"versions": 1}, 1, 1],
+    "end_group": [10**9, "finished", 1, 0],
+    "outcome": ["nobody", 1],
+    "partitions": [],
+    "seal_partition": ["q", 1, 0],
+    "drop_partition": ["q", None, 1, 0],
     "stores": [],
     "status": [],
+    "explain": ["p", {"n": 1}, ["x"], "t", False, 1],
+    # None of these is open, and no plane with partitions takes a load.
+    "checkpoint_open": ["c", 0.0],
+    "checkpoint_state": ["none", 0, 0],
+    "checkpoint_rows": ["none", 0, 0, 0],
+    "checkpoint_close": ["none"],
+    "restore_begin": ["r", 0.0, 1, 1],
+    "restore_partition": ["r", "p", {}, False, []],
+    "restore_rows": ["r", "p", 0, ["B"], PACKED, IDS, IDS, IDS, ["c"], b"\0" * 4, {}],
+    "restore_state": ["r", "p", False, None, None, []],
+    "restore_end": ["r"],
+    "restore_abort": ["r"],
     "destroy": [7],
     # Asked of a value store.
-    "put_block": [new_meta(), PACKED, *HEAD, 1.0],
-    "reserve": [0, 1.0],
+    "put_block": [new_meta(), PACKED, *HEAD, 1.0, None],
+    "reserve": [0, 1.0, None],
     "commit": [10**9, new_meta(), PACKED, *HEAD],
     "abort": [10**9],
     "pin": [b""],
@@ -157,7 +178,7 @@ def test_every_verb_has_a_row_here(roots: dict[str, Path]) -> None:
         stores_only = {
             name
             for name, verb in served.server.tags.verbs.items()
-            if "_only_stores" in cast("Any", verb).__code__.co_names
+            if "only_stores" in cast("Any", verb).__code__.co_names
         }
         assert stores_only == STORES_ONLY
 
@@ -178,14 +199,14 @@ def test_a_body_of_wrong_types_is_refused_and_changes_nothing(
                     answer = fresh.ask(verb, body, payload)
             else:
                 answer = raw.ask(verb, body, payload)
-        except (RequestError, QuotaExceeded):  # anything else would be the server's fault
+        except (RequestError, QuotaExceeded, OutcomeUnknown):  # others are the server's fault
             refused += 1
         else:
             # What is not looked at, or is right after all, is answered; nothing is changed by it.
             assert verb not in ("put_tags", "put_block", "commit"), body
             if verb == "clear":
                 assert answer[0] == 0, body
-    if verb not in ("begin", "stores", "status", "value_status"):
+    if verb not in ("begin", "stores", "status", "partitions", "value_status"):
         assert refused > 10
     # The connection is still in step.
     assert raw.ask("list", ["p", None, None, None, None])[0] == list(
@@ -218,6 +239,35 @@ def test_an_answer_that_nobody_asked_for_is_ignored(raw: Raw) -> None:
         for body in (None, [], {"type": "InternalError"}, 7):
             raw.request(kind, body)
     assert raw.ask("stores", [])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [("attempt", wrong) for wrong in (0, -1, True, 1.5, "1", b"1", [1], 2**63, {})]
+    + [("wait_s", wrong) for wrong in (-1, float("nan"), float("inf"), 1e9, "1", None, True, [1])],
+    ids=repr,
+)
+def test_an_attempt_or_a_wait_that_is_none_is_refused(raw: Raw, part: tuple[str, Any]) -> None:
+    name, wrong = part
+    packed = new_meta(**{name: wrong})
+    for verb, body, payload in (
+        ("put_tags", [packed, PACKED], b""),
+        ("put_block", [packed, PACKED, *HEAD, 1.0, None], PAYLOAD),
+    ):
+        with pytest.raises(InvalidRequest, match="attempt" if name == "attempt" else "wait"):
+            raw.ask(verb, body, payload)
+
+
+def test_questions_about_requests_that_never_came_do_not_pile_up(plane: Plane, raw: Raw) -> None:
+    with plane.another() as victim:
+        victim.kv_list("p")
+        client_id = victim.client_id
+        for number in (1, 2, 3):
+            assert raw.ask("outcome", [client_id, 10**9 + number]) == [None, None]
+        for number in (0, -1, 2**63, True, "1", None):
+            with pytest.raises(InvalidRequest):
+                raw.ask("outcome", [client_id, number])
+        victim.kv_clear(["B"], "p")  # its own numbers are others
 
 
 # -- templates and lengths that lie ----------------------------------------------------------
@@ -281,9 +331,9 @@ def test_a_template_that_lies_is_refused_and_its_room_given_back(
     packed = meta("p", ["B"])
     with pytest.raises(InvalidRequest) as refused:
         if way == "put_block":
-            raw.ask("put_block", [packed, None, *head, 1.0], PAYLOAD)
+            raw.ask("put_block", [packed, None, *head, 1.0, None], PAYLOAD)
         else:
-            reserved = raw.ask("reserve", [len(PAYLOAD), 1.0])
+            reserved = raw.ask("reserve", [len(PAYLOAD), 1.0, None])
             raw.ask("commit", [reserved[0], packed, None, *head])
     if says not in ("bytes where", "bytes of row"):
         assert says in str(refused.value)
@@ -294,7 +344,7 @@ def test_rows_of_another_dtype_or_rank_are_refused_by_key_and_field(raw: Raw) ->
     for fields in ({"x": torch.zeros(3)}, {"x": torch.zeros(3, 2, dtype=torch.int64)}):
         head, payload = block(fields)
         with pytest.raises(SchemaMismatch, match="'x'") as refused:
-            raw.ask("put_block", [meta("p", ["B"]), None, *head, 1.0], payload)
+            raw.ask("put_block", [meta("p", ["B"]), None, *head, 1.0, None], payload)
         assert (refused.value.keys, refused.value.fields) == (["B"], ["x"])
 
 
@@ -305,7 +355,7 @@ def test_the_reservation_of_another_client_can_neither_be_committed_nor_aborted(
     plane: Plane, raw: Raw
 ) -> None:
     with Raw.greeted(plane.joined) as victim:
-        number, *_ = victim.ask("reserve", [len(PAYLOAD), 1.0])
+        number, *_ = victim.ask("reserve", [len(PAYLOAD), 1.0, None])
         for head in (HEAD, [HEAD[0], 1, b"\x09\0\0\0"]):  # right, and of another size
             with pytest.raises(InvalidRequest):
                 raw.ask("commit", [number, meta("p", ["B"]), None, *head])
@@ -317,7 +367,7 @@ def test_the_reservation_of_another_client_can_neither_be_committed_nor_aborted(
 
 
 def test_a_block_is_committed_once(raw: Raw) -> None:
-    number, *_ = raw.ask("reserve", [len(PAYLOAD), 1.0])
+    number, *_ = raw.ask("reserve", [len(PAYLOAD), 1.0, None])
     with pytest.raises(KeyNotFound):
         raw.ask("commit", [number, new_meta(), None, *HEAD])
     with pytest.raises(InvalidRequest, match="not reserved"):
@@ -340,7 +390,7 @@ def test_the_pin_of_another_client_cannot_be_ended(plane: Plane, raw: Raw) -> No
 
 
 def test_a_block_that_is_not_published_cannot_be_pinned_or_read(raw: Raw) -> None:
-    number, *_ = raw.ask("reserve", [4096, 1.0])
+    number, *_ = raw.ask("reserve", [4096, 1.0, None])
     ids = struct.pack("<q", number)
     assert raw.ask("pin", [ids]) == [0, [number]]
     assert raw.ask("read", [ids, b"\0" * 4, b"\0" * 8, struct.pack("<q", 1), 1.0]) == [[number]]
@@ -377,10 +427,10 @@ def test_a_read_of_arrays_that_do_not_match_is_refused(raw: Raw) -> None:
 def test_a_reservation_larger_than_the_store_is_refused_and_takes_nothing(raw: Raw) -> None:
     for nbytes in (65 * MiB, 2**40, 2**62, 2**63 - 1):
         with pytest.raises(QuotaExceeded):
-            raw.ask("reserve", [nbytes, 1.0])
+            raw.ask("reserve", [nbytes, 1.0, None])
     for nbytes in (0, -1, -(2**62), 1.5, "5", None):
         with pytest.raises(InvalidRequest):
-            raw.ask("reserve", [nbytes, 1.0])
+            raw.ask("reserve", [nbytes, 1.0, None])
 
 
 # -- keys, names, tags -----------------------------------------------------------------------
@@ -417,8 +467,8 @@ def test_a_hostile_key_or_partition_is_refused_by_name(plane: Plane, raw: Raw, n
         lambda: client.kv_clear(["A"], name),
         lambda: client.kv_clear(None, name, where={}),
         lambda: raw.ask("put_tags", [meta("p", [name]), PACKED]),
-        lambda: raw.ask("put_block", [meta("p", [name]), None, *HEAD, 1.0], PAYLOAD),
-        lambda: raw.ask("put_block", [meta(name, ["B"]), None, *HEAD, 1.0], PAYLOAD),
+        lambda: raw.ask("put_block", [meta("p", [name]), None, *HEAD, 1.0, None], PAYLOAD),
+        lambda: raw.ask("put_block", [meta(name, ["B"]), None, *HEAD, 1.0, None], PAYLOAD),
     ]
     for number, call in enumerate(calls):
         with pytest.raises(InvalidRequest) as refused:
@@ -440,8 +490,8 @@ def test_what_is_no_string_is_no_key_and_no_partition(plane: Plane, raw: Raw, na
         lambda: client.kv_clear(["A"], name),
         lambda: raw.ask("put_tags", [meta("p", [name]), PACKED]),
         lambda: raw.ask("put_tags", [meta(name, ["B"]), PACKED]),
-        lambda: raw.ask("put_block", [meta("p", [name]), None, *HEAD, 1.0], PAYLOAD),
-        lambda: raw.ask("put_block", [meta(name, ["B"]), None, *HEAD, 1.0], PAYLOAD),
+        lambda: raw.ask("put_block", [meta("p", [name]), None, *HEAD, 1.0, None], PAYLOAD),
+        lambda: raw.ask("put_block", [meta(name, ["B"]), None, *HEAD, 1.0, None], PAYLOAD),
     ]
     for call in calls:
         with pytest.raises(InvalidRequest):
@@ -465,7 +515,7 @@ def test_one_key_too_many_is_refused_with_both_numbers(plane: Plane, raw: Raw) -
         lambda: plane.client.kv_batch_get(keys, "p"),
         lambda: raw.ask("put_tags", [meta("p", keys), b"\x80" * len(keys)]),
         lambda: raw.ask("resolve", ["p", keys, None, True]),
-        lambda: raw.ask("clear", ["p", keys, None, 1, 0]),
+        lambda: raw.ask("clear", ["p", keys, None, False, 1, 0]),
     ]
     for call in calls:
         with pytest.raises(InvalidRequest, match=r"65536|65,536"):
@@ -521,7 +571,7 @@ def test_tags_that_are_none_are_refused_by_key(plane: Plane, raw: Raw, packed: b
     with pytest.raises(InvalidRequest):
         raw.ask("put_tags", [meta("p", ["C", "B"], 3), PACKED + packed])
     with pytest.raises(InvalidRequest):
-        raw.ask("put_block", [meta("p", ["B"], 4), packed, *HEAD, 1.0], PAYLOAD)
+        raw.ask("put_block", [meta("p", ["B"], 4), packed, *HEAD, 1.0, None], PAYLOAD)
     listing = plane.client.kv_list("p")
     assert listing.tags == [{"n": 1}]
 
@@ -539,14 +589,14 @@ def test_a_number_that_was_used_for_a_clear_is_refused_for_a_put_and_the_other_w
     other = own_plane()
     other.client.kv_put("A", "p", {"x": X})
     with Raw.greeted(other.joined) as raw:
-        assert raw.ask("clear", ["p", ["B"], None, 1, 0])[0] == 0
+        assert raw.ask("clear", ["p", ["B"], None, False, 1, 0])[0] == 0
         with pytest.raises(InvalidRequest, match="number 1 was used for a clear"):
             raw.ask("put_tags", [meta("p", ["B"], 1), PACKED])
         with pytest.raises(InvalidRequest, match="number 1 was used for a clear"):
-            raw.ask("put_block", [meta("p", ["B"], 1), None, *HEAD, 1.0], PAYLOAD)
+            raw.ask("put_block", [meta("p", ["B"], 1), None, *HEAD, 1.0, None], PAYLOAD)
         raw.ask("put_tags", [meta("p", ["C"], 2), PACKED])
         with pytest.raises(InvalidRequest, match="number 2 was used for a put"):
-            raw.ask("clear", ["p", ["C"], None, 2, 0])
+            raw.ask("clear", ["p", ["C"], None, False, 2, 0])
     assert other.client.kv_list("p").keys == ["A", "C"]
 
 
@@ -592,7 +642,7 @@ def test_a_put_whose_payload_never_comes_whole_is_never_listed(plane: Plane) -> 
     for tcp in (False, True):
         for cut in (0, 1, len(PAYLOAD) - 1):
             with Raw.greeted(plane.joined, tcp=tcp) as raw:
-                raw.request("put_block", [meta("p", ["B"]), PACKED, *HEAD, 1.0], len(PAYLOAD))
+                raw.request("put_block", [meta("p", ["B"]), PACKED, *HEAD, 1.0, None], len(PAYLOAD))
                 raw.send(PAYLOAD[:cut])
 
 
