@@ -1,0 +1,1 @@
+"""Recorded histories of concurrent clients, and the checker that decides whether they are legal."""

@@ -1,0 +1,75 @@
+"""What random histories have found: each fault by the shortest way to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataplane.server import tag_service
+from dataplane.server.claiming import Ledger
+from dataplane.tags.leases import LeaseClock
+from dataplane.wire.frames import frame
+from tests.deadline import eventually
+from tests.faults import planes
+from tests.faults.planes import Plane
+from tests.faults.raw import Raw
+from tests.history.workload import SETTINGS
+
+
+def test_a_clear_by_tags_that_arrives_twice_at_once_has_one_answer(plane: Plane) -> None:
+    client = plane.client
+    client.kv_batch_put(["a", "b", "c"], "twice", None, [{"v": 1}, {"v": 1}, {"v": 2}])
+    body = ["twice", None, {"v": 1}, False, 1, 0]
+    with Raw.greeted(plane.joined) as raw:
+        raw.send(frame("clear", 1, body) + frame("clear", 2, body))
+        answers = [raw.answer(number) for number in (1, 2)]
+    assert answers == [[2, list(client.kv_list("twice").revision)]] * 2
+    assert client.kv_list("twice").keys == ["c"]
+
+
+def test_a_clear_by_tags_is_told_its_own_revision(
+    monkeypatch: pytest.MonkeyPatch, roots: dict[str, Path]
+) -> None:
+    whole = tag_service.clear_where
+    go_on = threading.Event()
+
+    async def clear_where(*arguments: Any) -> int:
+        removed = await whole(*arguments)
+        await asyncio.to_thread(go_on.wait, 10.0)
+        return removed
+
+    monkeypatch.setattr(tag_service, "clear_where", clear_where)
+    with planes.in_thread("overtaken", **SETTINGS, **roots) as plane:
+        client = plane.client
+        client.kv_put("a", "p", None, {"v": 1})
+        before = client.revision.n
+        with Raw.greeted(plane.joined) as raw:
+            number = raw.request("clear", ["p", None, {"v": 1}, False, 1, 0])
+            eventually(lambda: not client.kv_list("p").keys, "the row is gone")
+            client.kv_put("a", "p", None, {"v": 2})
+            go_on.set()
+            removed, revision = raw.answer(number)
+        assert (removed, revision[1], client.revision.n) == (1, before + 1, before + 2)
+
+
+def test_a_lease_does_not_begin_before_its_client_has_left() -> None:
+    clock = LeaseClock()
+    assert clock.at(1000.0) == 0.0
+    clock.tick(1000.0)
+    assert clock.at(1000.03125) == 0.03125
+    clock.tick(1000.0625)
+    assert clock.now == 0.0625
+    clock.pause()
+    assert clock.at(2000.0) == 0.0625
+
+
+def test_the_clock_of_leases_is_read_between_its_ticks() -> None:
+    service: Any = None
+    ledger = Ledger(service)
+    ledger.clock.tick(time.monotonic() - 0.125)
+    assert 0.125 <= ledger.lease_now < 0.25
