@@ -17,12 +17,14 @@ if sys.platform != "linux":
     raise ImportError("rl-dataplane runs on Linux only: it stands on shared memory and flock")
 
 if TYPE_CHECKING:
+    from dataplane.checkpoint.verify import verify_checkpoint
     from dataplane.client.aio import AsyncClient, async_connect
     from dataplane.client.results import Listing, Rows
     from dataplane.client.sync import Client
     from dataplane.config import Config
     from dataplane.errors import (
         AlreadyWritten,
+        CheckpointDamaged,
         ClaimLost,
         DataplaneError,
         DeadlineExceeded,
@@ -83,6 +85,7 @@ __all__ = [
     "AlreadyWritten",
     "AsyncClient",
     "Change",
+    "CheckpointDamaged",
     "Claim",
     "ClaimLost",
     "Client",
@@ -137,6 +140,7 @@ __all__ = [
     "load_checkpoint",
     "request_outcome",
     "save_checkpoint",
+    "verify_checkpoint",
 ]
 
 _HOME = {
@@ -146,6 +150,7 @@ _HOME = {
     "Rows": "client.results",
     "Client": "client.sync",
     "Config": "config",
+    "verify_checkpoint": "checkpoint.verify",
     **dict.fromkeys(
         (
             "Change",

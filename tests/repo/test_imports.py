@@ -15,26 +15,28 @@ PURE = (
     "dataplane.errors",
     "dataplane.fields",
     "dataplane.types",
-    "dataplane.tags.store",
-    "dataplane.tags.where",
-    "dataplane.tags.query",
-    "dataplane.tags.claims",
-    "dataplane.tags.history",
-    "dataplane.tags.layers",
-    "dataplane.tags.listing",
-    "dataplane.tags.partition",
-    "dataplane.tags.rows",
+    "dataplane.checkpoint.heads",
+    "dataplane.checkpoint.manifest",
+    "dataplane.checkpoint.tables",
+    "dataplane.checkpoint.values",
+    "dataplane.tags",
+    "dataplane.values.holds",
     "dataplane.values.extents",
     "dataplane.values.blocks",
     "dataplane.codec",
     "dataplane.wire.frames",
     "agentloop.canonicalize",
+    "trainer.errors",
+    "trainer.trajectory",
     "trainer.select",
     "trainer.advantage",
     "trainer.plan",
     "trainer.loss",
 )
 """They do no I/O and take time and randomness as arguments, so they are tested bare."""
+
+NOT_PURE = {"dataplane.tags.journal"}
+"""Files among those that are there for I/O."""
 
 IO_MODULES = frozenset(
     "_thread asyncio concurrent datetime fcntl grpc http io logging mmap multiprocessing os "
@@ -89,7 +91,7 @@ def test_pure_files_do_no_io() -> None:
     wrong = [
         f"{' -> '.join(way)} imports {found.module} (line {found.line})"
         for name, start in modules().items()
-        if any(under(name, pure) for pure in PURE)
+        if any(under(name, pure) for pure in PURE) and name not in NOT_PURE
         for module, way in _reached(start, functions=True)
         for found in _running(module)
         if found.module.split(".")[0] in IO_MODULES
