@@ -136,7 +136,8 @@ def partition(request: pytest.FixtureRequest, plane: Plane) -> Iterator[str]:
     client = plane.client
     for made in client.status()["partitions"]:
         if made.startswith(name):
-            client.kv_clear(None, made, where={})
+            client.kv_clear(None, made, where={}, retire=True)
     status = client.status()
     assert status["bytes_in_use"] == 0
+    assert status["held_bytes"] == {}
     assert {p["keys"] + p["tag_bytes"] for p in status["partitions"].values()} <= {0}

@@ -345,7 +345,9 @@ class AsyncClient(AsyncControl):
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     return await (asyncio.shield(answer) if verb in _UNDONE_BY else answer)
-            except (asyncio.CancelledError, DataplaneError):
+            except DataplaneError:
+                raise  # the answer, which may be a TimeoutError too
+            except asyncio.CancelledError:
                 _abandon(channel, verb, answer)
                 raise
             except TimeoutError:

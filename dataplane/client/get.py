@@ -112,7 +112,7 @@ def get_batch(
         plan = _trimmed(plan, options)
         data = [core.recycler.take(int(rows.nbytes.sum())) for rows in plan.fields]
         try:
-            gone = yield from _fetch(core, plan, data, deadline)
+            gone = yield from fetch(core, plan, data, deadline)
         except Broken as error:
             # A read changes nothing, so it is simply done again.
             if attempt == TRIES - 1:
@@ -203,7 +203,7 @@ def _trimmed(plan: ReadPlan, options: GetOptions) -> ReadPlan:
     return plan._replace(fields=fields)
 
 
-def _fetch(core: Core, plan: ReadPlan, data: Sequence[Bytes], deadline: float) -> Verb[list[int]]:
+def fetch(core: Core, plan: ReadPlan, data: Sequence[Bytes], deadline: float) -> Verb[list[int]]:
     """Fill `data` with the rows of each field; which of the plan's blocks were gone, if any."""
     if not len(plan.block_ids):
         return []

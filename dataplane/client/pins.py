@@ -99,7 +99,10 @@ def _until(lock: threading.Lock, deadline: float) -> Generator[None]:
     left = deadline - time.monotonic()
     if not lock.acquire(timeout=max(left, 0.0)):
         raise DeadlineExceeded(
-            f"other threads of this client were pinning for {left:.3f} s", waited_s=left
+            f"other threads of this client were pinning for {left:.3f} s",
+            waited_s=left,
+            explanation="pins of views are made one at a time for each store, and the calls of "
+            "other threads of this client came first; nothing was pinned",
         )
     try:
         yield

@@ -178,9 +178,7 @@ class _Put:
     def draw(self) -> int | bool | None:
         """What is kept in a value store that the put may use: its group's room, or for a write-back
         to rows that exist any."""
-        if self.attempt is not None:
-            return self.attempt
-        return True if self.flags & MUST_EXIST else None
+        return True if self.flags & MUST_EXIST else self.attempt
 
     def meta(self) -> bytes:
         return PutMeta(

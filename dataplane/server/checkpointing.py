@@ -168,7 +168,7 @@ class Checkpointing:
         cut = self._cut(connection, checkpoint_id, partition)
         if type(at) is not int or at < 0:
             raise InvalidRequest(f"at is the number of a group, not {at!r:.80}")
-        groups = [SavedGroup.of(group, *then) for group, *then in cut.groups[at : at + STEP_GROUPS]]
+        groups = [SavedGroup.of(*then) for then in cut.groups[at : at + STEP_GROUPS]]
         following = at + len(groups) if at + len(groups) < len(cut.groups) else None
         tasks = [] if at else [task.about for task in cut.tasks]
         connection.reply(number, [groups, following, tasks])

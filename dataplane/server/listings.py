@@ -42,7 +42,12 @@ async def list_partition(store: TagStore, body: Body, worst: WorstSlice) -> Pack
     cleared: list[str] = []
     # What is older than this epoch, or than history, is answered with everything.
     after: int | None = None
-    if since is not None and since[0] == store.epoch and store.history.covers(since[1]):
+    if (
+        since is not None
+        and since[0] == store.epoch
+        and since[1] >= partition.born  # one of this name before was another partition
+        and store.history.covers(since[1])
+    ):
         after = since[1]
     if after is None:
         await walk.chunks(partition.slots.cut())

@@ -160,7 +160,10 @@ def _lengths_of(
     template = placement.template
     raw = memoryview(placement.lengths).cast("i")
     for c, column in enumerate(template.columns):
-        ragged_dim = schema[column.name].ragged_dim
+        known = schema[column.name]
+        # Where the schema is open, a put may bring another rank.
+        same = known.rank == len(column.dims)
+        ragged_dim = known.ragged_dim if same else column.ragged_dim
         if column.name in seen or ragged_dim is None:
             continue
         into = lengths.get(column.name)

@@ -32,12 +32,14 @@ Asked of a tag store:
     partitions []                                            -> {partition_id: map}
     seal_partition  [partition_id, number, settled]          -> [revision, dropped versions]
     drop_partition  [partition_id, older_than, number, settled]  -> [partition ids, revision]
-    checkpoint_open, checkpoint_rows, checkpoint_close, restore_begin, restore_state
-                 see server/checkpointing.py
+    checkpoint_open, _state, _rows, _close             see server/checkpointing.py
+    restore_begin, _partition, _rows, _state, _end, _abort  see server/restoring.py
 Asked of a value store:
     put_block  [meta, tags, template, rows, lengths, wait_s, draw], the block as payload
                                                              -> PutAnswer
     reserve    [nbytes, wait_s, draw]                -> [block, segment, offset, stamp]
+               wait_s: nil waits for nothing, 0 for a segment that is being made, seconds for others
+               draw: nil, an attempt, or true for any room that is kept
     commit     [block, meta, tags, template, rows, lengths]                    -> PutAnswer
     abort      [block]                                                         no answer
     pin        [block ids]                                                     -> [handle, gone]
@@ -45,7 +47,8 @@ Asked of a value store:
     read       [block ids, block of each run, starts, sizes]   -> [gone], the bytes as payload
     free       [block ids]                                     -> nil         (by the tag store)
     hold       [attempt, nbytes, timeout_s]                    -> nil         (by the tag store)
-    held       [[attempt, nbytes], ...]                        no answer      (by the tag store)
+    bind       [token, attempt]                                -> nil         (by the tag store)
+    held       [[attempt, nbytes], ...]                        -> nil         (by the tag store)
 
 A revision is [epoch, n]. A placement is [block, segment, offset, nbytes, template, rows, lengths].
 """

@@ -23,12 +23,17 @@ ATTRIBUTES: dict[str, Any] = {
     "keys": ["a", "\N{SNOWMAN}", "k" * 300],
     "fields": ["x", "y"],
     "cleared_at": 17,
+    "attempt": 16,
+    "task": "train",
     "used_bytes": 1 << 40,
     "limit_bytes": (1 << 40) + 1,
     "oldest_keys": ["o1", "o2"],
+    "lagging_task": "reference",
     "waited_s": 1.5,
     "explanation": "on whom it waits",
     "request_id": "0123456789abcdef/7",
+    "path": "saved/step-7",
+    "file": "manifest.json",
 }
 
 

@@ -45,7 +45,7 @@ def test_a_repeated_clear_removes_nothing_that_was_put_since(by: str) -> None:
         core: Core = client._core
         client.kv_batch_put(["a", "b"], "p", None, [{"v": 1}, {"v": 1}])
         keys, where = (["a", "b"], None) if by == "keys" else (None, {"v": 1})
-        verb = clear_rows(core, keys, "p", where, client._deadline(None))
+        verb = clear_rows(core, keys, "p", where, False, client._deadline(None))
         removed = drive(client, verb, "clear", lambda: client.kv_put("a", "p", None, {"v": 1}))
         assert removed == 2
         assert client.kv_list("p").keys == ["a"]

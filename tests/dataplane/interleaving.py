@@ -21,7 +21,9 @@ from tests.dataplane.audit import (
 )
 
 
-def clear_where(store: TagStore, partition_id: str, where: Any, *, now: float = 0.0) -> int:
+def clear_where(
+    store: TagStore, partition_id: str, where: Any, *, now: float = 0.0, retire: bool = False
+) -> int:
     """A clear by predicate, in one go; how many rows it removed."""
     partition = store.partition(partition_id)
     predicate = compile_where(where)
@@ -32,7 +34,7 @@ def clear_where(store: TagStore, partition_id: str, where: Any, *, now: float = 
     doomed = [scan for scan in scans if scan is not None]
     if not doomed:
         return 0
-    rows = store.apply_scanned_clear(partition, doomed, now)
+    rows = store.apply_scanned_clear(partition, doomed, now, retire=retire)
     for part in rows.parts:
         store.release_rows(partition, part)
     return len(rows)

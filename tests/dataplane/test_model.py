@@ -6,6 +6,7 @@ Two state machines: `StoreSteps` drives the bare tag store with blocks that no v
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -521,6 +522,11 @@ class ClientSteps(RuleBasedStateMachine):
         self.model = Model()
         self.last = Revision(0, 0)
         self.exists = False
+        self.open: dict[str, int] = {}
+        """The open attempt of each group that has one, by uid."""
+        self.closed: list[int] = []
+        self.member: dict[str, str] = {}
+        """Whose trajectory a row is: the group's uid, by key."""
         note(self.partition)
 
     # -- puts
@@ -700,6 +706,63 @@ class ClientSteps(RuleBasedStateMachine):
             self.put_one(key, ["tokens", "heads"], None, seed)
             check_field("tokens", "list", got, [fields["tokens"]])
 
+    # -- groups
+
+    @rule(uid=st.sampled_from(UIDS), declared=st.sampled_from([None, 0, 100_000]))
+    def begin(self, uid: str, declared: int | None) -> None:
+        attempt = self.client.begin_group(uid, self.partition, n=2, declared_bytes=declared)
+        assert attempt > self.last.n
+        self.exists = True
+        gone = [key for key, of in self.member.items() if of == uid]
+        self.model.clear(gone)
+        self._left(gone)
+        self._close(uid)
+        self.open[uid] = attempt
+        tags: Tags = {"is_prompt": True, "status": "running", "uid": uid, "n": 2}
+        self.model.put([uid], {}, [{**tags, "attempt": attempt}])
+        self._note_revision()
+        assert self.last.n == attempt  # all of it was one change
+
+    @rule(keys=some_keys, names=some_fields, seed=seeds, pick=seeds)
+    def put_for_a_group(self, keys: list[str], names: list[str], seed: int, pick: int) -> None:
+        attempts = [*self.open.values(), *self.closed]
+        if not attempts:
+            return
+        attempt = attempts[pick % len(attempts)]
+        fields = self._values(keys, names, seed)
+        if attempt in self.closed:
+            with pytest.raises(StaleWrite) as late:
+                self.client.kv_batch_put(keys, self.partition, fields, attempt=attempt)
+            assert late.value.attempt == attempt
+            return
+        meta = self.client.kv_batch_put(keys, self.partition, fields, attempt=attempt)
+        self._done(meta, keys, fields)
+        self.model.put(keys, fields, None)
+        uid = next(uid for uid, of in self.open.items() if of == attempt)
+        self.member.update(dict.fromkeys(keys, uid))
+
+    @rule(uid=st.sampled_from(UIDS), status=st.sampled_from(["finished", "failure"]))
+    def end(self, uid: str, status: str) -> None:
+        attempt = self.open.get(uid)
+        if attempt is None:
+            return
+        revision = self.client.end_group(attempt, status)
+        assert revision > self.last
+        self.last = revision
+        if uid in self.model.rows:
+            self.model.put([uid], {}, [{"status": status}])
+        self._close(uid)
+        with pytest.raises(StaleWrite):
+            self.client.end_group(attempt, status)
+
+    def _close(self, uid: str) -> None:
+        if uid in self.open:
+            self.closed.append(self.open.pop(uid))
+
+    def _left(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.member.pop(key, None)
+
     # -- listings and clears
 
     def _check_listing(self, listing: Any, keys: list[str]) -> None:
@@ -744,26 +807,52 @@ class ClientSteps(RuleBasedStateMachine):
         assert len(listing.cleared) == len(set(listing.cleared))
         assert listing.revision == self.last
 
-    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=3))
-    def clear_keys(self, keys: list[str]) -> None:
+    @rule(
+        keys=st.lists(st.sampled_from([*KEYS, *UIDS]), max_size=3, unique=True),
+        retire=st.booleans(),
+    )
+    def clear_keys(self, keys: list[str], retire: bool) -> None:
         if keys and not self.exists:
             with pytest.raises(PartitionNotFound):
                 self.client.kv_clear(keys, self.partition)
             return
-        assert self.client.kv_clear(keys, self.partition) == self.model.clear(keys)
+        self._retire(keys, retire)
+        cleared = self.client.kv_clear(keys, self.partition, retire=retire)
+        assert cleared == self.model.clear(keys)
+        self._left(keys)
         if not self.exists:
             return
         self._note_revision()
 
-    @rule(least=values)
-    def clear_matching(self, least: int) -> None:
+    @rule(least=values, retire=st.booleans())
+    def clear_matching(self, least: int, retire: bool) -> None:
         if not self.exists:
             return
         gone = self.model.matching(least)
+        self._retire(gone, retire)
         where = {"v": {">=": least}}
-        assert self.client.kv_clear(None, self.partition, where=where) == len(gone)
+        cleared = self.client.kv_clear(None, self.partition, where=where, retire=retire)
+        assert cleared == len(gone)
         self.model.clear(gone)
+        self._left(gone)
         self._note_revision()
+
+    def _retire(self, keys: Sequence[str], retire: bool) -> None:
+        """What a clear of these does to attempts."""
+        if retire:
+            for uid in {*keys, *(self.member.get(key) for key in keys)} & set(self.open):
+                self._close(uid)
+
+    @rule()
+    def drop_the_partition(self) -> None:
+        if not self.exists:
+            return
+        assert self.client.kv_drop_partition(self.partition) == [self.partition]
+        self.exists = False
+        self.model = Model()
+        for uid in list(self.open):
+            self._close(uid)
+        self.member.clear()
 
     def _note_revision(self) -> None:
         revision = self.client.kv_list(self.partition, limit=0).revision
@@ -795,11 +884,17 @@ class ClientSteps(RuleBasedStateMachine):
                 self._get([key], sorted(fields), "list", False)
             self.count_bytes()
         finally:
-            removed = self.client.kv_clear(None, self.partition, where={})
+            removed = self.client.kv_clear(None, self.partition, where={}, retire=True)
         assert removed == len(self.model.rows)
         status = self.client.status()
         assert status["bytes_in_use"] == 0
         assert status["partitions"][self.partition]["tag_bytes"] == 0
+        left = {uid: attempt for uid, attempt in self.open.items() if uid not in self.model.rows}
+        for attempt in left.values():  # neither a row nor a prompt of them was left to clear
+            with contextlib.suppress(StaleWrite):
+                self.client.end_group(attempt, "failure")
+        assert self.client.status()["held_bytes"] == {}
+        self.client.kv_drop_partition(self.partition)
 
 
 def test_a_client_is_a_dict_whatever_it_is_asked(plane_settings: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ from tests.faults.stores import Stores
 pytestmark = pytest.mark.faults
 
 KiB = 1 << 10
-SHORT_S = 0.3
+SHORT_S = 0.5
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def produce(speaker: Speaker, joined: Joined, config: Config, name: str, count: 
                 try:
                     client.kv_put(
                         f"{name}-{i}", "train", {"x": torch.tensor([i])}, {"of": name, "i": i},
-                        timeout=0.5,
+                        timeout=1.0,
                     )  # fmt: skip
                     break
                 except QuotaExceeded as full:

@@ -123,7 +123,9 @@ def clear_before_the_payload(plane: Plane, partition: str) -> None:
     head, payload = block({"x": torch.tensor([1, 2, 3])})
     client.kv_put("A", partition, None, {"n": 1})
     with Raw.greeted(plane.joined) as raw:
-        put = raw.request("put_block", [meta(partition, ["A"]), None, *head, 5.0], len(payload))
+        put = raw.request(
+            "put_block", [meta(partition, ["A"]), None, *head, 5.0, None], len(payload)
+        )
         eventually(lambda: plane.counts()["used_bytes"], "the head has arrived")
         assert client.kv_clear(["A"], partition) == 1
         raw.send(payload)
@@ -141,7 +143,9 @@ def clear_while_it_waits_for_room(plane: Plane, partition: str) -> None:
     plane.fill()
     head, payload = block({"x": torch.zeros(16_000, dtype=torch.uint8)})
     with Raw.greeted(plane.joined) as raw:
-        put = raw.request("put_block", [meta(partition, ["A"]), None, *head, 20.0], len(payload))
+        put = raw.request(
+            "put_block", [meta(partition, ["A"]), None, *head, 20.0, None], len(payload)
+        )
         raw.send(payload)
         plane.comes_to(waiting=1)
         client.kv_clear(["A"], partition)
@@ -231,7 +235,9 @@ def test_a_put_in_one_piece_begins_when_it_arrives_and_wins_over_every_earlier_c
             client.kv_put("A", partition, None, {"n": number})
             client.kv_clear(["A"], partition)
             packed = meta(partition, ["A"], number)
-            raw.send(frame("put_block", number, [packed, None, *head, 5.0], len(payload)) + payload)
+            raw.send(
+                frame("put_block", number, [packed, None, *head, 5.0, None], len(payload)) + payload
+            )
             raw.answer(number)
             assert client.kv_clear(["A"], partition) == 1
 

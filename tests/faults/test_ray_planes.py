@@ -342,11 +342,11 @@ def test_a_small_put_whose_payload_comes_after_the_clear_is_stale(init: Init, na
         for number in range(1, 21):
             client.kv_put("A", "p", None, {"n": number})
             packed = meta("p", ["A"], number)
-            put = raw.request("put_block", [packed, None, *head, 5.0], len(payload))
+            put = raw.request("put_block", [packed, None, *head, 5.0, None], len(payload))
             raw.number = number
             eventually(lambda: counts(client)["used_bytes"] > used, "the head has arrived")
             # The tag store hears of it on the connection that this asks for a stamp.
-            other.ask("abort", [other.ask("reserve", [4096, 5.0])[0]])
+            other.ask("abort", [other.ask("reserve", [4096, 5.0, None])[0]])
             client.kv_clear(["A"], "p")
             raw.send(payload)
             with pytest.raises(StaleWrite) as refused:

@@ -508,7 +508,7 @@ def test_what_a_client_reserved_that_was_cut_off_is_never_used_again(
     plane.client.kv_put("others", partition, {"x": OTHERS})
     (doomed,) = plane.segments()
     with Raw.greeted(plane.joined) as raw:
-        _, number, offset, _ = raw.ask("reserve", [LARGE_BYTES, 5.0])
+        _, number, offset, _ = raw.ask("reserve", [LARGE_BYTES, 5.0, None])
         path = segment_path(plane.folders.segments / "local", number)
         with open(path, "r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
@@ -543,7 +543,7 @@ def test_what_a_client_pinned_that_was_cut_off_is_never_written_again(
     plane.client.kv_put("A", partition, {"x": torch.full((LARGE,), 7)})
     (doomed,) = plane.segments()
     with Raw.greeted(plane.joined) as raw:
-        reserved = raw.ask("reserve", [4096, 5.0])
+        reserved = raw.ask("reserve", [4096, 5.0, None])
         raw.ask("abort", [reserved[0]])
         handle, gone = raw.ask("pin", [np.array([1], np.int64).tobytes()])
         assert (handle, gone) == (1, [])
@@ -620,7 +620,7 @@ def test_a_remote_reader_that_does_not_read_loses_its_pin_at_its_deadline_and_ge
 
 @pytest.mark.parametrize(
     ("verb", "body"),
-    [("reserve", [4096, 5.0]), ("pin", [np.array([1], np.int64).tobytes()])],
+    [("reserve", [4096, 5.0, None]), ("pin", [np.array([1], np.int64).tobytes()])],
 )
 def test_a_client_of_another_node_can_hold_neither_reservation_nor_pin(
     remote: Plane, verb: str, body: list[Any]
@@ -639,7 +639,7 @@ def test_a_remote_writer_that_vanishes_in_its_payload_leaves_nothing(
     used = remote.counts()["used_bytes"]
     head, payload = block({"x": torch.zeros(MiB, dtype=torch.uint8)})
     with Raw.greeted(remote.joined, tcp=True) as raw:
-        raw.request("put_block", [meta(partition, ["B"]), None, *head, 5.0], len(payload))
+        raw.request("put_block", [meta(partition, ["B"]), None, *head, 5.0, None], len(payload))
         raw.send(payload[:1000])
         eventually(lambda: remote.counts()["used_bytes"] > used, "its head has arrived")
     remote.comes_to(used_bytes=used)
