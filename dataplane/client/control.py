@@ -65,8 +65,10 @@ class Control:
         and write-backs draw on them and never wait. It may use a quarter and 64 KiB more.
 
         Raises:
-            QuotaExceeded: no room came free in time; nothing was reserved.
-            InvalidRequest: it could never have room, or declares nothing where a quota is set.
+            QuotaExceeded: no room came free in time, or it is larger than all there is; nothing
+                was reserved.
+            InvalidRequest: it declares nothing where a quota in bytes is set, or the partition is
+                sealed.
         """
         deadline = self._deadline(timeout)
         return self._drive(
@@ -241,7 +243,8 @@ class Control:
         *,
         timeout: float | None = None,
     ) -> dict[str, dict[str, Any]]:
-        """Every partition by name: keys, revision, schema, bytes used and held, settings."""
+        """Every partition by name: keys, revision, schema, bytes used and held, settings, groups
+        that are open, requests that wait for room."""
         deadline = self._deadline(timeout)
         return self._drive(list_partitions(self._core, deadline), deadline)
 

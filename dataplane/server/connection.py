@@ -316,6 +316,8 @@ class Connection(asyncio.BufferedProtocol):
             task = asyncio.get_running_loop().create_task(self._run(kind, number, waiting))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            # The task may end before it begins, when the connection is lost at once.
+            task.add_done_callback(lambda _: waiting.close())
 
     def outlive(self, kind: str, number: int, work: Coroutine[Any, Any, None]) -> None:
         """Do this work to its end even if the connection is lost; its answer goes nowhere then."""

@@ -545,14 +545,20 @@ class Partition:
         chunk: Chunk,
         rows: Sequence[Row],
         positions: Sequence[int],
+        groups: Mapping[Group, Sequence[int]],
         revision: int,
     ) -> None:
         """Put a chunk with rows already buried in the place of the one it was made from."""
         self.slots.chunks[number] = chunk
         self.slots.live -= len(rows)
         self.revision = revision
-        if self.views.active or self.claims.active or self.groups:
+        if self.views.active or self.claims.active:
             self._departed(rows, positions, revision)
+            return
+        for group, gone in groups.items():
+            group.positions.difference_update(gone)
+            self.touched[group] = None
+            self.views.group_changed(group)
 
     def release(self, rows: Iterable[Row]) -> list[Placement]:
         """Let go of the cells of rows that are cleared; returns the placements that died."""

@@ -3,7 +3,7 @@
 A quota counts bytes of extents and tags, what is reserved for groups, and rows; of the whole
 partition and of each producer. What draws on a reservation (puts of an open group, write-backs) is
 not asked: its room was counted when its group began. But what a group declared is a limit of its
-own, up to a margin, to its puts and to what is written back to its rows.
+own to its puts, up to a margin.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ def shortage_of_put(put: PutRows, found: Found, partition: Partition | None) -> 
     """What a checked put has no room for; None if it may be applied."""
     if partition is None:
         return None
-    group = put.group
-    if put.must_exist or group is not None:
-        return _beyond_declared(put, found, partition) if partition.groups else None
+    if put.must_exist:
+        return None  # a trainer cannot do without writing back
+    if put.group is not None:
+        return _beyond_declared(put, put.group)
     if partition.quota is None:
         return None
     return shortage(partition, put.client_id, _bytes_of(put), _rows_of(put, found))
@@ -112,29 +113,15 @@ def _bytes_of(put: PutRows) -> int:
     return extent + (0 if put.tag_sizes is None else sum(put.tag_sizes) - len(put.keys))
 
 
-def _beyond_declared(put: PutRows, found: Found, partition: Partition) -> Shortage | None:
-    """What is more than the groups may take to whose rows a put belongs, or adds."""
-    total = _bytes_of(put)
-    shares: dict[Account, int] = {}
-    if put.group is not None:
-        shares[put.group] = total
-    else:
-        rows_of: dict[Account, int] = {}
-        for slot in found.slots or ():
-            if type(slot) is Row:
-                rows_of[slot.account] = rows_of.get(slot.account, 0) + 1
-        for account, rows in rows_of.items():
-            shares[account] = total * rows // len(put.keys)
-    for group, share in shares.items():
-        if type(group) is not Group or not group.declared_bytes:
-            continue
-        used = group.used_bytes
-        if used + share > group.limit_bytes:
-            return Shortage(
-                "bytes", share, used, group.limit_bytes, used, group.limit_bytes,
-                group.producer.client_id, group,
-            )  # fmt: skip
-    return None
+def _beyond_declared(put: PutRows, group: Group) -> Shortage | None:
+    """What is more than a group may take of what it declared, margin and all."""
+    if not group.declared_bytes:
+        return None
+    needed, used, limit = _bytes_of(put), group.used_bytes, group.limit_bytes
+    if used + needed <= limit:
+        return None
+    producer = group.producer.client_id
+    return Shortage("bytes", needed, used, limit, used, limit, producer, group)
 
 
 def shortage_of_group(
@@ -174,8 +161,14 @@ def shortage(
 
 
 def check_fits(quota: Quota, partition: Partition) -> None:
-    """Raise if a quota is less than what a group that is open there was given: no such group
-    could begin again."""
+    """Raise if a quota could block for ever: if it is less than what a group that is open there was
+    given, so that none like it could begin again, or less than what a claim waits for."""
+    wanted = partition.claims.wanted()
+    if quota.rows is not None and quota.rows < wanted:
+        raise InvalidRequest(
+            f"quota.rows ({quota.rows}) is less than the {wanted} that a claim waits for in "
+            f"partition {partition.partition_id!r}: there could never be as many"
+        )
     for group in partition.groups.values():
         if not group.open:
             continue

@@ -35,6 +35,10 @@ class Doomed(NamedTuple):
     rows: list[Row]
     keys: list[str]
     positions: list[int]
+    groups: dict[Group, list[int]]
+    """Positions of trajectories among them, by group."""
+    prompts: list[Group]
+    """Groups whose prompts are among them."""
 
 
 class TagStore:
@@ -211,6 +215,8 @@ class TagStore:
         tombstone = Tombstone(0)
         rows: list[Row] = []
         positions: list[int] = []
+        groups: dict[Group, list[int]] = {}
+        prompts: list[Group] = []
         after: Chunk | None = None
         base = number << CHUNK_BITS
         for i, slot in enumerate(chunk.rows):
@@ -224,10 +230,16 @@ class TagStore:
             after.rows[i] = tombstone
             rows.append(slot)
             positions.append(base + i)
+            if type(slot.account) is Group:
+                groups.setdefault(slot.account, []).append(base + i)
+            group = partition.groups.get(slot.key)
+            if group is not None:
+                prompts.append(group)
         if after is None:
             return None
         after.live -= len(rows)
-        return Doomed(number, chunk, after, rows, [row.key for row in rows], positions)
+        keys = [row.key for row in rows]
+        return Doomed(number, chunk, after, rows, keys, positions, groups, prompts)
 
     def apply_scanned_clear(
         self,
@@ -246,11 +258,14 @@ class TagStore:
         self.n += 1
         if retire:
             for part in doomed:
-                for group in self._groups_of(partition, part.keys, part.positions):
-                    self._close(group)
+                for group in (*part.groups, *part.prompts):
+                    if group.open:
+                        self._close(group)
         for part in doomed:
             assert partition.slots.chunks[part.number] is part.before
-            partition.swap_clear(part.number, part.after, part.rows, part.positions, self.n)
+            partition.swap_clear(
+                part.number, part.after, part.rows, part.positions, part.groups, self.n
+            )
             tombstone = partition.slots.at(part.positions[0])
             assert type(tombstone) is Tombstone
             tombstone.revision = self.n  # the scan made it before the revision was known

@@ -15,14 +15,15 @@ Asked of a tag store:
     status     []                                            -> map
     destroy    []                                            -> nil, then the plane ends
   They wait, up to wait_s seconds:
-    wait         [partition_id, where, fields, count, grouped, wait_s]  -> [revision, listing],
-                 columns as payload
-    watch        [partition_id, where, since, wait_s]        -> [changes, listing], columns
+    wait         [partition_id, where, fields, count, grouped, wait_s, number]
+                 -> [revision, listing], columns as payload
+    watch        [partition_id, where, since, wait_s, number]  -> [changes, listing], columns
     claim        [partition_id, task, count, fields, where, order_by, grouped, lease_s, replica,
                  abandoned, wait_s, number]
                  -> [claim_id, deliveries, end, revision, listing], columns as payload
     begin_group  [uid, partition_id, n, declared_bytes, home, wait_s, number, settled] -> attempt
   They do not:
+    wait_abandon   [number]    nobody waits for this any longer  -> nil
     claim_abandon  [numbers]   nobody waits for these claims  no answer
     claim_commit, claim_release  [partition_id, task, claim_id, keys, number, settled] -> revision
     end_group  [attempt, status, number, settled]            -> revision

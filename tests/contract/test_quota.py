@@ -26,6 +26,7 @@ from dataplane.types import Quota
 from dataplane.wire.messages import PutMeta
 from tests.contract.planes import Plane, ThreadPlane, thread_plane
 from tests.contract.test_promises import listed
+from tests.contract.waits import under_way
 from tests.deadline import eventually
 
 PAGE = 4096
@@ -402,12 +403,14 @@ def test_beyond_what_it_declared_a_group_has_a_margin(client: Any, partition: st
     size = (16 * PAGE + margin) // PAGE - 1  # all but one of the pages
     large = {"x": torch.zeros((size * PAGE - 256) // 8, dtype=torch.int64)}
     client.kv_put("u_0", partition, large, attempt=attempt)
-    for keys, options in ((["u_0"], {"must_exist": True}), (["u_1"], {"attempt": attempt})):
+    for key in ("u_0", "u_1"):
         with pytest.raises(QuotaExceeded, match=r"group 'u' .* declared 65536 bytes") as full:
-            client.kv_put(keys[0], partition, {"y": torch.zeros(2000)}, **options, timeout=20)
+            client.kv_put(key, partition, {"y": torch.zeros(2000)}, attempt=attempt, timeout=20)
         assert full.value.limit_bytes == 16 * PAGE + margin
         assert full.value.used_bytes == size * PAGE
     client.kv_put("u_1", partition, {"y": torch.zeros(900)}, attempt=attempt)  # one page
+    # What is written back is not refused for it.
+    client.kv_put("u_0", partition, {"y": torch.zeros(9000)}, must_exist=True, timeout=5)
     assert set(listed(client, partition)) == {"u", "u_0", "u_1"}
 
 
@@ -449,6 +452,20 @@ def test_settings_that_could_block_for_ever_are_refused(
         client.kv_create_partition(partition, quota=quota)
     about = client.kv_list_partitions()[partition]
     assert about["quota"] == {"rows": 10, "bytes": 8 * PAGE}
+
+
+def test_a_quota_and_a_claim_that_could_never_be_served_do_not_go_together(
+    plane: Plane, client: Any, partition: str
+) -> None:
+    client.kv_create_partition(partition, quota={"rows": 4})
+    with pytest.raises(InvalidRequest, match="there can never be as many"):
+        client.kv_claim(partition, "train", count=5, timeout=20)
+    with under_way(plane, client.kv_claim, partition, "train", count=3, timeout=20) as claim:
+        with pytest.raises(InvalidRequest, match="less than the 3 that a claim waits for"):
+            plane.witness.kv_create_partition(partition, quota={"rows": 2})
+        plane.witness.kv_create_partition(partition, quota={"rows": 3})
+        fill(plane.witness, partition, 3)
+        assert len(claim.result(20)) == 3
 
 
 def test_a_quota_that_is_not_named_stays(client: Any, partition: str) -> None:

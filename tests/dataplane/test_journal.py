@@ -8,6 +8,7 @@ import subprocess
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from dataplane.server.tag_service import TagService
 from dataplane.tags import journal as j
 from dataplane.tags.journal import FileJournal
 from dataplane.tags.store import TagStore
+from dataplane.types import Quota, Retention
 from dataplane.wire.messages import PutMeta
-from tests.dataplane.audit import put
+from tests.contract.planes import thread_plane
+from tests.dataplane.audit import audit, put
+from tests.dataplane.changes import begin_group, drop_partition, end_group
+from tests.dataplane.interleaving import clear_where
 
 HEAD = {"plane_id": "plane", "epoch": 3}
 
@@ -200,3 +205,99 @@ def test_the_journal_of_puts_says_what_the_store_holds(tmp_path: Path) -> None:
     assert replayed.merged_tags("train", keys) == service.store.merged_tags("train", keys)
     assert replayed.counts() == service.store.counts()
     journal.close()
+
+
+def test_the_journal_says_all_of_groups_partitions_and_clears(
+    plane_settings: dict[str, Any],
+) -> None:
+    """What is journaled is enough to make the same store of it, with every attempt and setting."""
+    with thread_plane(plane_settings) as plane, plane.connect() as client:
+        client.kv_create_partition("p", quota={"rows": 50, "bytes": 1 << 20, "group_bytes": 4096})
+        client.kv_create_partition("p", schema="open", retention={"versions": 1})
+        attempts = [client.begin_group(f"u{i}", "p", n=2) for i in range(5)]
+        for i, attempt in enumerate(attempts):
+            tags = [{"i": i, "odd": bool(i % 2)} for _ in range(2)]
+            client.kv_batch_put([f"u{i}_0", f"u{i}_1"], "p", None, tags, attempt=attempt)
+        client.end_group(attempts[0], "finished")
+        client.end_group(attempts[1], "failure")
+        client.begin_group("u2", "p", n=1, declared_bytes=9999)
+        client.kv_clear(["u3_0", "absent"], "p", retire=True)
+        client.kv_clear(None, "p", where={"i": 4}, retire=True)
+        client.kv_clear(None, "p", where={"odd": True})
+        client.kv_clear(["nothing"], "p", retire=True)  # changes nothing
+        for version in (1, 2):
+            client.kv_put("w", f"p@{version}", tags={})
+            client.kv_seal_partition(f"p@{version}")
+            client.kv_seal_partition(f"p@{version}")
+        client.kv_put("k", "q", tags={"v": 1})
+        client.kv_drop_partition("q")
+        client.kv_put("l", "q", tags={"v": 2})
+        store = plane.server.tags.store
+        records = plane.call(lambda: read(plane.server.folders.runtime / "journal")[1])
+        replayed = TagStore(store.epoch)
+        for kind, n, at, body in records:
+            replay(replayed, kind, n, at, body)
+            assert replayed.n == n
+        audit(replayed)
+        expected = plane.call(lambda: described(store))
+    assert described(replayed) == expected
+
+
+def replay(store: TagStore, kind: int, n: int, at: float, body: Any) -> None:
+    """Make one journaled change again."""
+    if kind == j.PUT:
+        client_id, packed, tags, _, block = body
+        assert block is None
+        meta = PutMeta.unpack(packed)
+        unpacked = list(msgpack.Unpacker(BytesIO(tags)))
+        group = None if meta.attempt is None else store.attempts[meta.attempt]
+        put(store, meta.partition_id, meta.keys, tags=unpacked, now=at, client_id=client_id,
+            group=group)  # fmt: skip
+    elif kind == j.CLEAR:
+        client_id, partition_id, keys, where, retire = body
+        if where is None:
+            store.apply_clear(partition_id, keys, at, by=client_id, retire=retire)
+        else:
+            clear_where(store, partition_id, where, now=at, retire=retire)
+    elif kind == j.BEGIN:
+        client_id, partition_id, uid, sessions, declared, _ = body
+        begin_group(store, partition_id, uid, sessions, declared, client_id, now=at)
+    elif kind == j.END:
+        client_id, attempt, status = body
+        end_group(store, attempt, status, client_id, now=at)
+    elif kind == j.PARTITION and body[0] == "create":
+        _, partition_id, schema, quota, retention = body
+        partition = store.apply_create(partition_id, at)
+        partition.open_schema = schema == "open" or partition.open_schema
+        partition.quota = partition.quota if quota is None else Quota(**quota)
+        partition.retention = partition.retention if retention is None else Retention(**retention)
+    elif kind == j.PARTITION and body[0] == "seal":
+        store.apply_seal(store.partition(body[1]), at)
+    elif kind == j.PARTITION:
+        assert body[0] == "drop"
+        drop_partition(store, body[1], now=at)
+    else:
+        assert (kind, n) == (j.STORE, store.n)
+
+
+def described(store: TagStore) -> dict[str, Any]:
+    """All that a store knows, as plain data."""
+    partitions = {
+        name: {
+            "rows": {row.key: (row.tags, row.revision, row.cleared_at) for row in partition.slots},
+            "groups": {
+                uid: (g.attempt, g.n, g.declared_bytes, g.status, g.since, g.at, g.open,
+                      g.producer.client_id, sorted(g.positions), g.held_bytes, g.held_rows)
+                for uid, g in partition.groups.items()
+            },
+            "settings": (partition.quota, partition.retention, partition.sealed,
+                         partition.open_schema, partition.born, partition.revision),
+            "producers": {
+                client_id: (p.rows, p.tag_bytes, p.total_bytes, p.total_rows)
+                for client_id, p in partition.producers.items()
+                if not p.is_empty
+            },
+        }
+        for name, partition in store.partitions.items()
+    }  # fmt: skip
+    return {"n": store.n, "attempts": sorted(store.attempts), "partitions": partitions}

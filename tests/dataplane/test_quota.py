@@ -244,31 +244,16 @@ def test_a_group_may_exceed_what_it_declared_by_its_margin_and_no_more() -> None
     assert short.is_lasting  # whatever others clear, it is more than the group may take
 
 
-def test_what_is_written_back_to_a_groups_rows_counts_in_its_share() -> None:
-    store, blocks = TagStore(1), Blocks()  # no quota: a declaration holds all the same
-    small = begin_group(store, P, "u", 1, PAGE)
-    large = begin_group(store, P, "v", 3, 1 << 30)
-    put(store, P, ["u_0"], tags=[{}], group=small)
-    put(store, P, ["v_0", "v_1", "v_2", "free"], tags=[{}] * 4, group=large)
-    assert small.limit_bytes == PAGE + PAGE // 4 + MARGIN_BYTES == 70_656
-    four = blocks.block(4, {"x": [PAGE] * 4})  # a quarter of it is 8 pages and a bit
-    keys = ["u_0", "v_0", "v_1", "v_2"]
-    assert lacking(store, keys, block=four, must_exist=True) is None
-    wide = blocks.block(4, {"x": [3 * PAGE] * 4})
-    short = lacking(store, keys, block=wide, must_exist=True)
+def test_what_is_written_back_is_not_refused_by_what_was_declared() -> None:
+    store, blocks = TagStore(1), Blocks()
+    group = begin_group(store, P, "u", 1, PAGE)
+    put(store, P, ["u_0"], tags=[{}], group=group)
+    large = blocks.block(1, {"x": [1 << 17]})
+    assert lacking(store, ["u_0"], block=large, must_exist=True) is None
+    assert lacking(store, ["u_0"], block=large, must_exist=True, group=group) is None
+    short = lacking(store, ["u_0"], block=large, group=group)  # no quota: it holds all the same
     assert short is not None
-    assert short.group is small
-    assert (
-        lacking(store, keys[1:], block=blocks.block(3, {"x": [3 * PAGE] * 3}), must_exist=True)
-        is None
-    )
-
-
-def test_rows_of_no_group_have_no_declaration() -> None:
-    store, blocks = store_with(bytes=PAGE), Blocks()
-    begin_group(store, P, "u", 1, PAGE)
-    put(store, P, ["k"], tags=[{}])
-    assert lacking(store, ["k"], block=blocks.block(1, {"x": [1 << 20]}), must_exist=True) is None
+    assert short.group is group
 
 
 # -- what errors say
@@ -315,6 +300,15 @@ def test_a_quota_under_one_group_that_is_open_is_refused(limits: dict[str, int],
     put(store, P, ["u_0"], tags=[{}], group=group)
     end_group(store, group.attempt, "finished")
     check_fits(Quota(**limits), partition)
+
+
+def test_a_quota_under_what_a_claim_waits_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = TagStore(1).make(P)
+    monkeypatch.setattr(partition.claims, "wanted", lambda: 64)
+    with pytest.raises(InvalidRequest, match=r"quota.rows \(63\) is less than the 64"):
+        check_fits(Quota(rows=63), partition)
+    check_fits(Quota(rows=64), partition)
+    check_fits(Quota(bytes=1), partition)
 
 
 @pytest.mark.parametrize("limit", ["bytes", "producer_bytes"])

@@ -20,7 +20,7 @@ from tests.faults.planes import Plane
 from tests.history.calls import Caller, Known, Mix
 from tests.history.record import History, Recorder
 from tests.history.stepper import CALL_S, revision_of
-from tests.history.workload import conclude, core_of, deadline_of
+from tests.history.workload import conclude, core_of, deadline_of, drop
 
 PAUSE_S = 0.01
 """Between two connections that are broken."""
@@ -106,7 +106,9 @@ class _Race:
 
     def history(self) -> History:
         conclude(self.plane.client, self.known, self.notes, self.mix)
-        return self.notes.history(self._first, revision_of(self.plane))
+        last = revision_of(self.plane)
+        drop(self.plane.client, self.known)
+        return self.notes.history(self._first, last)
 
 
 def in_threads(plane: Plane, seed: int, mix: Mix, *, clients: int, calls: int) -> History:

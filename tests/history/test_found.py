@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dataplane.server import tag_service
 from dataplane.server.claiming import Ledger
+from dataplane.server.connection import Connection
 from dataplane.tags.leases import LeaseClock
-from dataplane.wire.frames import frame
+from dataplane.wire.frames import Header, frame
 from tests.deadline import eventually
 from tests.faults import planes
 from tests.faults.planes import Plane
@@ -73,3 +77,25 @@ def test_the_clock_of_leases_is_read_between_its_ticks() -> None:
     ledger = Ledger(service)
     ledger.clock.tick(time.monotonic() - 0.125)
     assert 0.125 <= ledger.lease_now < 0.25
+
+
+async def test_a_request_whose_connection_is_lost_at_once_is_dropped_without_a_word() -> None:
+    begun: list[int] = []
+
+    async def verb(connection: Connection, number: int, body: Any) -> None:
+        begun.append(number)
+
+    def gone(connection: Connection, *, stopped: bool) -> None:
+        pass
+
+    service: Any = SimpleNamespace(verbs={"verb": verb}, gone=gone)
+    connection: Any = Connection(service, local=True)
+    connection.client_id = "client"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        connection._dispatch(Header("verb", 1, None))
+        connection.connection_lost(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gc.collect()
+    assert (begun, said) == ([], [])

@@ -224,7 +224,7 @@ def gets_start_again_with_some_rows(patch: Patch) -> None:
         if len(rows) > 1 and rows.fields:
             again = yield from get_batch(core, rows.keys[:1], more[0], list(rows.fields), *more[2:])
             for name, column in again.fields.items():
-                rows.fields[name][0:1] = column
+                rows.fields[name][: len(again)] = column
         return rows
 
     patch.setattr(calls, "get_batch", get)
@@ -452,7 +452,7 @@ def unremembered(verb: str, rules: str, mix: Mix) -> Mutant:
 
 MUTANTS = [
     Mutant(late_puts_are_not_judged, "late", LATE),
-    Mutant(rows_put_again_are_not_judged, "late", LATE),
+    Mutant(rows_put_again_are_not_judged, "late", LATE._replace(put=12), clients=5, calls=60),
     Mutant(clears_leave_no_trace, "late", LATE),
     Mutant(history_has_no_floor, "late", LATE._replace(put=10), calls=40, history=4),
     Mutant(reservations_have_no_stamp, "late", LATE),
@@ -471,7 +471,7 @@ MUTANTS = [
         "claim_release", "loss holding", CLAIMS._replace(several=1, partly=1, release=1, cut=0.2)
     ),
     Mutant(pins_of_what_is_gone_are_granted, "read", READS, clients=6, calls=60),
-    Mutant(pinned_blocks_are_freed, "read", READS, clients=6, calls=60),
+    Mutant(pinned_blocks_are_freed, "read", READS, clients=8, calls=100),
     Mutant(gets_start_again_with_some_rows, "read", READS),
     Mutant(ended_attempts_stay_open, "attempt effect", GROUPS),
     Mutant(older_attempts_stay_open, "attempt effect", GROUPS),

@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 from dataplane.client.sync import Client
+from dataplane.errors import PartitionNotFound
 from tests.faults.planes import Plane
 from tests.history.calls import EVERYTHING, GROUPS, LARGE_BYTES, Caller, Known, Mix
 from tests.history.record import Claim, Clear, Get, History, List, Op, Recorder, Seal
@@ -87,8 +88,9 @@ class _Interleaving:
                 self._settle(stepper, caller)
             stepper.die()
         conclude(self._plane.client, self._known, self._notes, self._mix)
-        kept = self._plane.config.history_changes
         last = revision_of(self._plane)
+        drop(self._plane.client, self._known)
+        kept = self._plane.config.history_changes
         return self._notes.history(first, last, kept if kept <= FEW else None)
 
     def _ready(self, *, idle: bool) -> list[int]:
@@ -161,6 +163,14 @@ def conclude(client: Client, known: Known, notes: Recorder, mix: Mix) -> None:
                 make(caller.settle(held, claimed.keys, commit=True))
             if not claim.ok or claim.last:
                 break
+
+
+def drop(client: Client, known: Known) -> None:
+    """Take the partition of a history away, with what is left in it."""
+    try:
+        client.kv_drop_partition(known.partition)
+    except PartitionNotFound:
+        pass  # nobody put anything
 
 
 def deadline_of(op: Op) -> float:
