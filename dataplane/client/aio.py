@@ -86,7 +86,7 @@ class _Loop:
 
     def __init__(self) -> None:
         self.channels: dict[tuple[Address, bool], asyncio.Task[Channel]] = {}
-        """By address, and whether it is for puts whose payload may have to wait."""
+        """By address, and whether it is for puts that send a payload."""
         self.end = self._end()
 
     async def _end(self) -> AsyncGenerator[None]:
@@ -338,9 +338,9 @@ class AsyncClient(AsyncControl):
             if type(at) is Channel:
                 channel = at
             else:
-                # A put that waits for room there stops what comes after it on its connection.
-                alone = verb == "put_block" and at.mappings is None
-                channel = await self._channel(at, deadline, puts=alone)
+                # A put that waits for room there stops what comes after it on its connection, and
+                # one that is given up half-way ends it: with it would go all memory held on it.
+                channel = await self._channel(at, deadline, puts=verb == "put_block")
             answer = channel.send(verb, body, payload, size, into)
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):

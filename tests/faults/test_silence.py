@@ -44,6 +44,11 @@ VERBS: dict[str, Callable[[Client, float | None], Any]] = {
     "clear": lambda c, t: c.kv_clear(["B"], "p", timeout=t),
     "clear where": lambda c, t: c.kv_clear(None, "p", where={"n": 1}, timeout=t),
     "status": lambda c, t: c.status(timeout=t),
+    "group": lambda c, t: c.end_group(
+        c.begin_group("u", "p", n=1, declared_bytes=4096, timeout=t), "failure", timeout=t
+    ),
+    "create partition": lambda c, t: c.kv_create_partition("q", timeout=t),
+    "list partitions": lambda c, t: c.kv_list_partitions(timeout=t),
 }
 
 

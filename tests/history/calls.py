@@ -379,23 +379,22 @@ class Caller:
             self.held.append((op, claimed))
 
     def _do_settle(self, op: Settle, deadline: float) -> Verb[None]:
-        place, claimed = next(
-            (place, claimed)
-            for place, (claim, claimed) in enumerate(self.held)
-            if claim is op.claim and set(op.keys) <= set(claimed.keys)
+        held = next(
+            held for held in self.held if held[0] is op.claim and set(op.keys) <= set(held[1].keys)
         )
-        del self.held[place]
+        claimed = held[1]
         others = set(claimed.keys).difference(op.keys)
-        if others:
-            self.held.append((op.claim, claimed.without(op.keys)))
         verb = commit_claim if op.commit else release_claim
+        left = claimed.without(op.keys)
         try:
             op.revision = (yield from verb(self.core, claimed.without(others), deadline)).n
         except ClaimLost as error:
-            left = claimed.without(others.union(error.keys))
+            left = claimed.without(error.keys)
+            raise
+        finally:
+            self.held.remove(held)
             if left.keys:
                 self.held.append((op.claim, left))
-            raise
 
 
 # -- values ----------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Random clients on a real plane that run as fast as they can, each in a thread or a task.
 
-Connections break under them, by a hand that does not know what they are at.
+Connections break under them, by a hand that does not know what they are at. Of clients that map
+segments it breaks none that may hold memory: that is given back when its connection ends, which
+means, on one node, that its client has stopped.
 """
 
 from __future__ import annotations
@@ -137,13 +139,16 @@ def in_threads(plane: Plane, seed: int, mix: Mix, *, clients: int, calls: int) -
         chance = random.Random(seed)
         while not over.wait(PAUSE_S * chance.random()):
             link = chance.choice(list(alive))
-            connections = list(alive[link]._open)
-            if connections:
-                link.cut(partial(_shut, chance.choice(connections)))
+            client = alive[link]
+            if client._core.config.same_node_reads:
+                _cut_idle(link, client)
+            else:
+                for connection in list(client._open):
+                    link.cut(partial(_shut, connection))
 
     threads: list[threading.Thread] = []
     for number in range(1, clients + 1):
-        client = plane.another()
+        client = plane.another(same_node_reads=number % 2 == 0)
         link = Link(f"client {number}", race.notes)
         alive[link] = client
         caller = race.caller(link.name, client)
@@ -162,6 +167,16 @@ def in_threads(plane: Plane, seed: int, mix: Mix, *, clients: int, calls: int) -
     if failed:
         raise failed[0]
     return race.history()
+
+
+def _cut_idle(link: Link, client: Any) -> None:
+    for pool in list(client._idle.values()):
+        try:
+            connection = pool.pop()
+        except IndexError:
+            continue
+        link.cut(partial(_shut, connection))
+        pool.append(connection)
 
 
 def _shut(connection: Any) -> None:
@@ -197,9 +212,11 @@ def in_tasks(plane: Plane, seed: int, mix: Mix, *, clients: int, calls: int) -> 
         chance = random.Random(seed)
         while not await _is_set(over, PAUSE_S * chance.random()):
             link = chance.choice(list(alive))
+            maps = alive[link]._core.config.same_node_reads
             for mine in list(alive[link]._loops.values()):
-                for task in mine.channels.values():
-                    if task.done() and not task.cancelled() and task.exception() is None:
+                for (_, puts), task in mine.channels.items():
+                    there = task.done() and not task.cancelled() and task.exception() is None
+                    if there and (puts or not maps):
                         link.cut(task.result()._transport.abort)
 
     over = asyncio.Event()
@@ -207,7 +224,8 @@ def in_tasks(plane: Plane, seed: int, mix: Mix, *, clients: int, calls: int) -> 
     async def main() -> None:
         alive: dict[Link, Any] = {}
         for number in range(1, clients + 1):
-            client = AsyncClient(plane.joined, plane.config)
+            settings = {"same_node_reads": number % 2 == 0}
+            client = AsyncClient(plane.joined, plane.config.model_copy(update=settings))
             alive[Link(f"client {number}", race.notes)] = client
         cutter = asyncio.create_task(cut(alive))
         try:

@@ -3,49 +3,49 @@
 The clients are those of test_interleavings.py; only what they do most is chosen so that few
 interleavings are enough. Rules are those of checker.py.
 
-    mutant                                       guard                     rules
-    late_puts_are_not_judged                     Partition._check_stale    late
-    rows_put_again_are_not_judged                Row.cleared_at            late
-    clears_leave_no_trace                        Tombstone.revision        late
-    history_has_no_floor                         History.floor             late
-    reservations_have_no_stamp                   LocalTags.begin           late
-    heads_have_no_stamp                          LocalTags.begun           late
-    repeats_are_judged_from_now                  PutMeta.seen              late
-    must_exist_is_not_checked                    Partition._check_exist    condition
-    if_absent_is_not_checked                     Partition._check_absent   condition
-    puts_are_made_row_by_row                     Putting._apply            order,read
-    refused_puts_leave_their_first_row           TagStore.check_put        order,read
-    clears_are_made_row_by_row                   TagStore.apply_clear      order,read
-    answers_of_put_are_not_remembered            Repeats.remember          order,read
-    answers_of_clear_are_not_remembered          Repeats.remember          order,effect,read
-    answers_of_begin_group_are_not_remembered    Repeats.remember          order,read
-    answers_of_end_group_are_not_remembered      Repeats.remember          order,read,refusal
-    answers_of_claim_release_are_not_remembered  Repeats.remember          loss,holding
-    pins_of_what_is_gone_are_granted             Pinned.gone               read
-    pinned_blocks_are_freed                      BlockTable.pin            read
-    gets_start_again_with_some_rows              get_batch                 read
-    ended_attempts_stay_open                     TagStore.apply_end        attempt,effect
-    older_attempts_stay_open                     TagStore.apply_begin      attempt,effect
-    retired_attempts_stay_open                   TagStore._groups_of       attempt,effect
-    rows_of_older_attempts_stay                  Group.positions           read,effect,condition
-    rows_are_offered_without_their_fields        Condition.fields          offer
-    groups_are_whole_while_they_run              Group.status              offer
-    rows_are_offered_youngest_first              Order.key                 offer
-    claims_hold_nothing_in_other_queues          Queue.withhold            holding,commit
-    held_rows_that_change_are_offered            Task.has                  holding,commit
-    committed_rows_that_change_are_offered       Task.has                  commit
-    commits_only_let_go                          Task.commit               commit
-    clears_do_not_tell_claims                    Claims.cleared            commit
-    lost_rows_are_committed                      Lease.chosen              commit
-    lost_claims_are_committed                    Task.find                 commit
-    repeated_claims_get_other_rows               Claims.granted            offer,starving
-    claims_given_up_are_kept                     Claiming.give_up          starving
-    leases_begin_before_their_clients_leave      LeaseClock.at             holding,commit,loss
-    leases_of_the_dead_do_not_end                Claiming.detached         starving
-    leases_end_with_the_connection               Lease.expires_at          holding,commit,loss
-    leases_end_though_the_client_is_back         Holders.attached          holding,commit,loss
-    rows_of_ended_leases_are_forgotten           Task.give_back            starving
-    the_end_is_told_while_rows_may_return        Claims._may_return        starving
+    mutant                                      guard                   rules
+    late_puts_are_not_judged                    Partition._check_stale  late
+    rows_put_again_are_not_judged               Row.cleared_at          late
+    clears_leave_no_trace                       Tombstone.revision      late
+    history_has_no_floor                        History.floor           late
+    reservations_have_no_stamp                  LocalTags.begin         late
+    heads_have_no_stamp                         LocalTags.begun         late
+    repeats_are_judged_from_now                 PutMeta.seen            late
+    must_exist_is_not_checked                   Partition._check_exist  condition
+    if_absent_is_not_checked                    Partition._check_absent condition
+    puts_are_made_row_by_row                    Putting._apply          order,read
+    refused_puts_leave_their_first_row          TagStore.check_put      order,read
+    clears_are_made_row_by_row                  TagStore.apply_clear    order,read
+    answers_of_put_are_not_remembered           Repeats.remember        order,read
+    answers_of_clear_are_not_remembered         Repeats.remember        order,effect,read
+    answers_of_begin_group_are_not_remembered   Repeats.remember        order,read
+    answers_of_end_group_are_not_remembered     Repeats.remember        order,read,refusal
+    answers_of_claim_release_are_not_remembered Repeats.remember        loss,holding
+    pins_of_what_is_gone_are_granted            Pinned.gone             read
+    pinned_blocks_are_freed                     BlockTable.pin          read
+    gets_start_again_with_some_rows             get_batch               read
+    ended_attempts_stay_open                    TagStore.apply_end      attempt,effect
+    older_attempts_stay_open                    TagStore.apply_begin    attempt,effect
+    retired_attempts_stay_open                  TagStore._groups_of     attempt,effect
+    rows_of_older_attempts_stay                 Group.positions         read,effect,condition,order
+    rows_are_offered_without_their_fields       Condition.fields        offer
+    groups_are_whole_while_they_run             Group.status            offer
+    rows_are_offered_youngest_first             Order.key               offer
+    claims_hold_nothing_in_other_queues         Queue.withhold          holding,commit,offer
+    held_rows_that_change_are_offered           Task.has                holding,commit
+    committed_rows_that_change_are_offered      Task.has                commit
+    commits_only_let_go                         Task.commit             commit
+    clears_do_not_tell_claims                   Claims.cleared          commit
+    lost_rows_are_committed                     Lease.chosen            commit
+    lost_claims_are_committed                   Task.find               commit
+    repeated_claims_get_other_rows              Claims.granted          offer,starving
+    claims_given_up_are_kept                    Claiming.give_up        starving
+    leases_begin_before_their_clients_leave     LeaseClock.at           holding,commit,loss
+    leases_of_the_dead_do_not_end               Claiming.detached       starving
+    leases_end_with_the_connection              Lease.expires_at        holding,commit,loss
+    leases_end_though_the_client_is_back        Holders.attached        holding,commit,loss
+    rows_of_ended_leases_are_forgotten          Task.give_back          starving
+    the_end_is_told_while_rows_may_return       Claims._may_return      starving
 """
 
 from __future__ import annotations
@@ -395,7 +395,7 @@ def leases_end_though_the_client_is_back(patch: Patch) -> None:
 def rows_of_ended_leases_are_forgotten(patch: Patch) -> None:
     def give_back(self: Task, lease: Lease, keys: Any, **_: Any) -> None:
         for key in keys:
-            lease.rows.pop(key)
+            del self.held[lease.rows.pop(key)]
             lease.lost[key] = "released"
 
     patch.setattr(Task, "give_back", give_back)
@@ -476,11 +476,11 @@ MUTANTS = [
     Mutant(ended_attempts_stay_open, "attempt effect", GROUPS),
     Mutant(older_attempts_stay_open, "attempt effect", GROUPS),
     Mutant(retired_attempts_stay_open, "attempt effect", GROUPS._replace(clear=8)),
-    Mutant(rows_of_older_attempts_stay, "read effect condition", GROUPS),
+    Mutant(rows_of_older_attempts_stay, "read effect condition order", GROUPS),
     Mutant(rows_are_offered_without_their_fields, "offer", CLAIMS),
     Mutant(groups_are_whole_while_they_run, "offer", GROUPS._replace(claim=8, grouped=1.0)),
     Mutant(rows_are_offered_youngest_first, "offer", CLAIMS),
-    Mutant(claims_hold_nothing_in_other_queues, "holding commit", CLAIMS),
+    Mutant(claims_hold_nothing_in_other_queues, "holding commit offer", CLAIMS),
     Mutant(held_rows_that_change_are_offered, "holding commit", CLAIMS),
     Mutant(committed_rows_that_change_are_offered, "commit", CLAIMS),
     Mutant(commits_only_let_go, "commit", CLAIMS),
