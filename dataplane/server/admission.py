@@ -41,8 +41,9 @@ class _Waiting:
         self.place = 0
         self.by = ""
         """Whose limit it waits for: its producer's, or (empty) the partition's."""
-        self.seen: object = None
-        """What was taken of that limit when there was no room last."""
+        self.seen: tuple[int, int] | None = None
+        """What was taken of that limit when there was no room last; None if it is to be looked at
+        in any case."""
         self.future: asyncio.Future[Any] = loop.create_future()
         self.started = loop.time()
         self.timer: asyncio.TimerHandle | None = None
@@ -199,9 +200,10 @@ class Admission:
 
     def _try(self, partition_id: str, line: _Line, entry: _Waiting) -> bool:
         """Whether the request is done with, one way or the other."""
-        seen = self._taken(partition_id, entry.by)
-        if entry.seen is not None and not _freed(entry.seen, seen):
-            return False
+        if entry.seen is not None:
+            now = self._taken(partition_id, entry.by)
+            if now[0] >= entry.seen[0] and now[1] >= entry.seen[1]:
+                return False  # nothing came free
         try:
             answer = entry.attempt()
         except Exception as error:
@@ -220,15 +222,13 @@ class Admission:
         entry.seen = self._taken(partition_id, entry.by)
         return False
 
-    def _taken(self, partition_id: str, by: str) -> tuple[int, int, object]:
-        """How much is taken of a limit, and by which quota."""
+    def _taken(self, partition_id: str, by: str) -> tuple[int, int]:
+        """Bytes and rows that are taken of a limit."""
         partition = self._store.partitions.get(partition_id)
         if partition is None:
-            return 0, 0, None
+            return 0, 0
         account: Account | None = partition.producers.get(by) if by else partition.account
-        if account is None:
-            return 0, 0, partition.quota
-        return account.total_bytes, account.total_rows, partition.quota
+        return (0, 0) if account is None else (account.total_bytes, account.total_rows)
 
     def _left(self, partition_id: str, entry: _Waiting) -> None:
         """A request is done with, or whoever asked is gone; those behind it may go on."""
@@ -288,11 +288,6 @@ class Admission:
             oldest = oldest_unconsumed(partition)
             self._oldest = (partition.partition_id, partition.revision, oldest)
         return oldest
-
-
-def _freed(before: Any, now: Any) -> bool:
-    """Whether less is taken than before, or of another limit."""
-    return now[0] < before[0] or now[1] < before[1] or now[2] is not before[2]
 
 
 def _waited(entry: _Waiting) -> float:

@@ -1,7 +1,7 @@
 """Claims at the tag store: those who wait are answered, and leases of clients that are gone end.
 
 Owns the waiting, the clock of leases and what of claims is journaled. Who gets which rows is for
-tags/claims.py.
+tags/claims/claims.py.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dataplane.server.listings import PIECE_ROWS, pack_pieces
 from dataplane.server.slices import Slices
 from dataplane.tags import journal as j
 from dataplane.tags import listing
+from dataplane.tags.claims.leases import Granted, LeaseClock
+from dataplane.tags.claims.queues import Ask, Queue
+from dataplane.tags.claims.wants import Want, check_number, check_numbers
+from dataplane.tags.explain.wording import many
 from dataplane.tags.keys import check_keys, check_name
-from dataplane.tags.leases import Granted, LeaseClock
 from dataplane.tags.partition import Partition
-from dataplane.tags.queues import Ask, Queue
-from dataplane.tags.wants import Want, check_number, check_numbers
-from dataplane.tags.wording import many
 from dataplane.types import FieldSchema
 from dataplane.wire.frames import Body
 from dataplane.wire.messages import check_wait

@@ -17,10 +17,10 @@ from dataplane.errors import DataplaneError
 from dataplane.server.listings import Packed
 from dataplane.server.slices import Slices, WorstSlice
 from dataplane.server.telling import Told, changes_since, pack_moment
-from dataplane.tags.moment import Moment
 from dataplane.tags.partition import Partition
 from dataplane.tags.store import TagStore
-from dataplane.tags.view import View
+from dataplane.tags.views.moment import Moment
+from dataplane.tags.views.view import View
 
 WOKEN_AT_ONCE = 8
 """Of those who share an answer; then others may run. Each has it written to its connection."""

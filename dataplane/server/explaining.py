@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from dataplane.server.connection import Connection, Verb
 from dataplane.server.slices import Slices
-from dataplane.tags.clients import Clients
-from dataplane.tags.explain import Surroundings, explain
+from dataplane.tags.explain.clients import Clients
+from dataplane.tags.explain.explain import Surroundings, explain
+from dataplane.tags.explain.question import Allowance, Question
 from dataplane.tags.query import Predicate
-from dataplane.tags.question import Allowance, Question
 from dataplane.types import Explanation
 from dataplane.wire.frames import Body
 

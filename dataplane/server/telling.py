@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from dataplane.server.listings import MAX_CLEARED, PIECE_ROWS, Packed
 from dataplane.server.slices import Slices, WorstSlice
 from dataplane.tags import listing
-from dataplane.tags.changes import Latest, Present, Span, first_spans, spans
 from dataplane.tags.history import Change
-from dataplane.tags.moment import Moment
 from dataplane.tags.partition import Partition
 from dataplane.tags.rows import Row
 from dataplane.tags.store import TagStore
+from dataplane.tags.views.changes import Latest, Present, Span, first_spans, spans
+from dataplane.tags.views.moment import Moment
 
 SMALL_CHANGE = 1024
 """Changed keys that are looked at in one go."""

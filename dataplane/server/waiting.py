@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 from dataplane.errors import DeadlineExceeded, InvalidRequest, PartitionNotFound
 from dataplane.server.connection import Connection, Verb
 from dataplane.server.crowd import BEFORE_ALL, Crowd, Late
+from dataplane.tags.explain.wording import many
 from dataplane.tags.keys import check_name
 from dataplane.tags.partition import Partition
 from dataplane.tags.query import Predicate, compile_where
-from dataplane.tags.view import Condition, condition_of
-from dataplane.tags.wording import many
+from dataplane.tags.views.view import Condition, condition_of
 from dataplane.wire.frames import Body
 from dataplane.wire.messages import check_wait, is_revision
 

@@ -21,12 +21,12 @@ from dataplane.errors import (
     quote,
 )
 from dataplane.tags.accounts import Account, Producer
-from dataplane.tags.claims import Claims
+from dataplane.tags.claims.claims import Claims
 from dataplane.tags.groups import Group
 from dataplane.tags.layers import Layers, cover, live_fields, moved, release, release_whole
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import CHUNK_ROWS, SHARDS, Chunk, KeyIndex, Row, Slot, Slots, Tombstone
-from dataplane.tags.views import Views
+from dataplane.tags.views.views import Views
 from dataplane.types import FieldSchema, Quota, Retention, Tags, TagValue
 
 

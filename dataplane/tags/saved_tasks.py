@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from dataplane.errors import InvalidRequest
+from dataplane.tags.claims.leases import MAX_LEASE_S, Closed, Granted, Lease
+from dataplane.tags.claims.shares import Batch, Share, Terms
+from dataplane.tags.claims.tasks import Task
 from dataplane.tags.keys import check_name
-from dataplane.tags.leases import MAX_LEASE_S, Closed, Granted, Lease
 from dataplane.tags.partition import Partition
 from dataplane.tags.rows import CHUNK_BITS, Row
-from dataplane.tags.shares import Batch, Share, Terms
-from dataplane.tags.tasks import Task
 
 COMMITTED: Final = -1
 """What a task did with a row that it has committed; otherwise how often it was offered the row."""

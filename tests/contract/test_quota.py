@@ -268,7 +268,7 @@ def test_lowering_a_quota_tells_who_never_will_have_room(
     fill(client, partition, 4)
     keys = ["a", "b", "c"]
     waiter = Waiter(
-        plane, partition, client.kv_batch_put, keys, partition, None, [{}] * 3, timeout=20
+        plane, partition, client.kv_batch_put, keys, partition, None, [{}] * 3, timeout=60
     )
     plane.witness.kv_create_partition(partition, quota={"rows": 2})
     with pytest.raises(QuotaExceeded, match="larger than the whole quota"):
@@ -501,9 +501,9 @@ def test_who_waits_is_told_when_a_partition_is_sealed_or_dropped(
         of = f"{partition}-{name}"
         client.kv_create_partition(of, quota={"rows": 1})
         fill(client, of, 1)
-        put = Waiter(plane, of, plane.another().kv_put, "new", of, tags={}, timeout=20)
-        large = Waiter(plane, of, plane.another().kv_put, "large", of, page(), timeout=20)
-        group = Waiter(plane, of, plane.another().begin_group, "u", of, n=1, timeout=20)
+        put = Waiter(plane, of, plane.another().kv_put, "new", of, tags={}, timeout=60)
+        large = Waiter(plane, of, plane.another().kv_put, "large", of, page(), timeout=60)
+        group = Waiter(plane, of, plane.another().begin_group, "u", of, n=1, timeout=60)
         getattr(plane.witness, end)(of)
         of_put, of_group = {
             "sealed": (InvalidRequest, InvalidRequest),

@@ -8,14 +8,14 @@ from typing import Any
 import msgpack
 
 from dataplane.errors import DataplaneError, InternalError
+from dataplane.tags.claims.leases import Granted
+from dataplane.tags.claims.queues import Ask
+from dataplane.tags.claims.wants import Want
 from dataplane.tags.groups import Group
 from dataplane.tags.history import History
-from dataplane.tags.leases import Granted
 from dataplane.tags.partition import Partition, PutRows
-from dataplane.tags.queues import Ask
 from dataplane.tags.rows import Row
 from dataplane.tags.store import TagStore
-from dataplane.tags.wants import Want
 from dataplane.types import Quota
 from tests.dataplane.audit import Blocks, put
 

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.tags.changes import STEP_KEYS, Latest, Lookup, Present, Span, first_spans, spans
 from dataplane.tags.history import Change, History
 from dataplane.tags.store import TagStore
+from dataplane.tags.views.changes import (
+    STEP_KEYS,
+    Latest,
+    Lookup,
+    Present,
+    Span,
+    first_spans,
+    spans,
+)
 from tests.dataplane.audit import put
 from tests.dataplane.interleaving import clear_where
 from tests.dataplane.test_views import begin

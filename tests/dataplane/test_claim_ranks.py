@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from dataplane.errors import ClaimLost
-from dataplane.tags.leases import Granted
+from dataplane.tags.claims.leases import Granted
 from dataplane.tags.rows import Row
 from tests.dataplane.claimers import Asked, Desk
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dataplane.errors import ClaimLost, InternalError, InvalidRequest
-from dataplane.tags.claims import MAX_IDLE, MAX_TASKS
-from dataplane.tags.tasks import MAX_BATCHES, MAX_CLOSED
+from dataplane.tags.claims.claims import MAX_IDLE, MAX_TASKS
+from dataplane.tags.claims.tasks import MAX_BATCHES, MAX_CLOSED
 from tests.dataplane.claimers import Asked, Desk, P
 
 

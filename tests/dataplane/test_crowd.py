@@ -19,7 +19,7 @@ from dataplane.server.telling import SMALL_CHANGE, Told
 from dataplane.tags.history import History
 from dataplane.tags.query import compile_where
 from dataplane.tags.store import TagStore
-from dataplane.tags.view import condition_of
+from dataplane.tags.views.view import condition_of
 from tests.dataplane.audit import put
 
 ONE = {"v": 1}

@@ -13,22 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane.errors import InvalidRequest
-from dataplane.tags.clients import Clients
-from dataplane.tags.explain import MAX_NAMES, MAX_TEXT, Surroundings, explain
-from dataplane.tags.foremost import Foremost
+from dataplane.tags.claims.leases import Granted, Lease
+from dataplane.tags.explain.clients import Clients
+from dataplane.tags.explain.explain import MAX_NAMES, MAX_TEXT, Surroundings, explain
+from dataplane.tags.explain.foremost import Foremost
+from dataplane.tags.explain.headcount import MAX_FAILING, STEP
+from dataplane.tags.explain.holdups import SHOWN
+from dataplane.tags.explain.question import FIRST_ROWS, Allowance, Question
+from dataplane.tags.explain.requirements import requirements
+from dataplane.tags.explain.wording import MAX_CHARS, size
 from dataplane.tags.groups import Group
-from dataplane.tags.headcount import MAX_FAILING, STEP
 from dataplane.tags.history import History
-from dataplane.tags.holdups import SHOWN
-from dataplane.tags.leases import Granted, Lease
 from dataplane.tags.partition import PutRows
 from dataplane.tags.query import compile_where
-from dataplane.tags.question import FIRST_ROWS, Allowance, Question
-from dataplane.tags.requirements import requirements
 from dataplane.tags.rows import CHUNK_ROWS
 from dataplane.tags.store import TagStore
-from dataplane.tags.views import condition_of
-from dataplane.tags.wording import MAX_CHARS, size
+from dataplane.tags.views.views import condition_of
 from dataplane.types import Explanation, Quota
 from tests.dataplane.audit import Blocks, put, rows_of
 

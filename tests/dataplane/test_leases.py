@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.tags.leases import MAX_STEP_S, Closed, Granted, Holders, Lease, LeaseClock
-from dataplane.tags.marks import Marks, positions_in
+from dataplane.tags.claims.leases import MAX_STEP_S, Closed, Granted, Holders, Lease, LeaseClock
+from dataplane.tags.claims.marks import Marks, positions_in
 
 
 def test_the_clock_counts_small_steps_and_no_leaps() -> None:

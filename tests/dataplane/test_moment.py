@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from operator import attrgetter
 
-from dataplane.tags.moment import PORTION_ROWS, Moment
 from dataplane.tags.rows import CHUNK_ROWS, Row
+from dataplane.tags.views.moment import PORTION_ROWS, Moment
 from tests.dataplane.audit import put
 from tests.dataplane.test_views import read, store_with
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.tags.ready import RUN, Ready
+from dataplane.tags.claims.ready import RUN, Ready
 
 
 def drain(ready: Ready) -> list[int]:

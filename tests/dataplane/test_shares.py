@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from dataplane.errors import InvalidRequest
 from dataplane.tags.accounts import Account
+from dataplane.tags.claims.shares import MAX_RANKS, Rank, Terms, split, tokens_of
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import Row
-from dataplane.tags.shares import MAX_RANKS, Rank, Terms, split, tokens_of
 from dataplane.types import FieldSchema
 from tests.dataplane.audit import Blocks
 

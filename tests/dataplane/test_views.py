@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from dataplane.tags.groups import Group
 from dataplane.tags.history import History
-from dataplane.tags.moment import Moment
 from dataplane.tags.partition import Partition, PutRows
 from dataplane.tags.query import compile_where
 from dataplane.tags.rows import CHUNK_ROWS, Row
 from dataplane.tags.store import TagStore
-from dataplane.tags.views import MAX_IDLE, SCAN_STEP, View, condition_of
+from dataplane.tags.views.moment import Moment
+from dataplane.tags.views.views import MAX_IDLE, SCAN_STEP, View, condition_of
 from tests.dataplane.audit import Blocks, put
 from tests.dataplane.interleaving import clear_where
 

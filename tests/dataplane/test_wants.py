@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from dataplane.errors import InvalidRequest
+from dataplane.tags.claims.queues import Order
+from dataplane.tags.claims.shares import Rank
+from dataplane.tags.claims.wants import MAX_NUMBERS, Want, check_number, check_numbers
 from dataplane.tags.keys import MAX_KEYS
-from dataplane.tags.queues import Order
-from dataplane.tags.shares import Rank
-from dataplane.tags.wants import MAX_NUMBERS, Want, check_number, check_numbers
 
 GOOD: dict[str, Any] = {
     "partition_id": "train", "task": "step", "count": 4, "fields": ["x", "y", "x"],

@@ -25,6 +25,7 @@ What is found is named by its rule:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tests.history.consumers import Consumers
 from tests.history.model import Replay, listed_by, read_by, removed_by, retired_by
@@ -41,6 +42,13 @@ def check(history: History) -> Illegal | None:
         return Search(history).run()
     except Broken as broken:
         return broken.illegal
+
+
+class Found(NamedTuple):
+    """Why one way to account for all changes fails, and how far it goes."""
+
+    changes: int
+    illegal: Illegal
 
 
 class Search:
@@ -63,7 +71,8 @@ class Search:
     def run(self) -> Illegal | None:
         self._sort()
         self._follow_time()
-        return self._extend({})
+        found = self._extend({})
+        return None if found is None else found.illegal
 
     def _sort(self) -> None:
         told: dict[int, Op] = {}
@@ -124,7 +133,7 @@ class Search:
                 if n is not None and self._known.get(n) is op:
                     ceiling = min(ceiling, n - 1)
 
-    def _extend(self, taken: Mapping[int, Op]) -> Illegal | None:
+    def _extend(self, taken: Mapping[int, Op]) -> Found | None:
         """What is wrong whatever else happened, given which calls made which revisions."""
         replay = Replay()
         try:
@@ -133,18 +142,18 @@ class Search:
                 self._leaf(replay, taken)
                 return None
         except Broken as broken:
-            return broken.illegal
-        worst: Illegal | None = None
+            return Found(len(replay.changed), broken.illegal)
+        furthest = Found(0, Illegal("order", f"revision {gap} is the effect of no call"))
         for op in self._maybe:
             if op in taken.values() or self._floors[op] >= gap:
                 continue
             if op.ok and revision_of(op) != gap:
                 continue
-            illegal = self._extend({**taken, gap: op})
-            if illegal is None:
+            found = self._extend({**taken, gap: op})
+            if found is None:
                 return None
-            worst = worst or illegal
-        return worst or Illegal("order", f"revision {gap} is the effect of no call")
+            furthest = max(furthest, found, key=lambda found: found.changes)
+        return furthest
 
     def _replay(self, replay: Replay, taken: Mapping[int, Op]) -> int | None:
         """Make the changes up to the first revision that is nobody's yet; None if there is none."""

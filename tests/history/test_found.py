@@ -16,7 +16,7 @@ import pytest
 from dataplane.server import tag_service
 from dataplane.server.claiming import Ledger
 from dataplane.server.connection import Connection
-from dataplane.tags.leases import LeaseClock
+from dataplane.tags.claims.leases import LeaseClock
 from dataplane.wire.frames import Header, frame
 from tests.deadline import eventually
 from tests.faults import planes

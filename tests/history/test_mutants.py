@@ -65,15 +65,16 @@ from dataplane.server.claiming import Claiming
 from dataplane.server.ports import LocalTags
 from dataplane.server.putting import Putting
 from dataplane.server.repeats import Repeats
-from dataplane.tags import view, wants
-from dataplane.tags.claims import Claims
+from dataplane.tags.claims import wants
+from dataplane.tags.claims.claims import Claims
+from dataplane.tags.claims.leases import Holders, Lease, LeaseClock
+from dataplane.tags.claims.queues import Order, Queue
+from dataplane.tags.claims.tasks import Task
 from dataplane.tags.groups import RUNNING
-from dataplane.tags.leases import Holders, Lease, LeaseClock
 from dataplane.tags.partition import Partition
-from dataplane.tags.queues import Order, Queue
 from dataplane.tags.rows import Row, Tombstone
 from dataplane.tags.store import TagStore
-from dataplane.tags.tasks import Task
+from dataplane.tags.views import view
 from dataplane.values.blocks import BlockTable, Pinned
 from tests.faults import planes
 from tests.history import calls

@@ -9,12 +9,12 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dataplane.tags.claims.leases import CLEARED, RELEASED, Closed, Holders, Lease, claim_lost
+from dataplane.tags.claims.marks import Marks
+from dataplane.tags.claims.queues import Queue
+from dataplane.tags.claims.shares import Batch
 from dataplane.tags.groups import Group
-from dataplane.tags.leases import CLEARED, RELEASED, Closed, Holders, Lease, claim_lost
-from dataplane.tags.marks import Marks
-from dataplane.tags.queues import Queue
 from dataplane.tags.rows import Row
-from dataplane.tags.shares import Batch
 
 if TYPE_CHECKING:
     from dataplane.tags.partition import Partition

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dataplane.errors import DataplaneError, InvalidRequest
+from dataplane.tags.claims.ready import Key, Ready
 from dataplane.tags.groups import Group
-from dataplane.tags.ready import Key, Ready
 from dataplane.tags.rows import CHUNK_BITS, Row, Slots
 
 if TYPE_CHECKING:
-    from dataplane.tags.leases import Granted
-    from dataplane.tags.shares import Rank
-    from dataplane.tags.views import View
+    from dataplane.tags.claims.leases import Granted
+    from dataplane.tags.claims.shares import Rank
+    from dataplane.tags.views.views import View
 
 MAX_ORDER_BYTES = 1024
 FILL_STEP = 256

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from dataplane.tags.groups import Group
-from dataplane.tags.moment import Moment
 from dataplane.tags.query import Predicate
 from dataplane.tags.rows import CHUNK_BITS, CHUNK_ROWS, Chunk, Row
-from dataplane.tags.view import Condition, View, condition_of, produced
+from dataplane.tags.views.moment import Moment
+from dataplane.tags.views.view import Condition, View, condition_of, produced
 from dataplane.types import Scalar, TagValue
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from dataplane.tags.explain.wording import ITEMS, named, short, shown
 from dataplane.tags.query import Match, Predicate, compile_where
-from dataplane.tags.wording import ITEMS, named, short, shown
 
 NOTHING = "nothing (it holds for no row)"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
-from dataplane.tags.wording import quoted, short
+from dataplane.tags.explain.wording import quoted, short
 
 MAX_LABEL = 60
 

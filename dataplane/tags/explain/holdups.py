@@ -9,13 +9,13 @@ from collections.abc import Generator
 from typing import NamedTuple, TypeAlias
 
 from dataplane.tags.accounts import Producer
-from dataplane.tags.clients import Clients
-from dataplane.tags.foremost import Foremost
+from dataplane.tags.explain.clients import Clients
+from dataplane.tags.explain.foremost import Foremost
+from dataplane.tags.explain.wording import quoted, shown
 from dataplane.tags.groups import FINISHED, RUNNING, Group
 from dataplane.tags.history import History
 from dataplane.tags.partition import Partition
 from dataplane.tags.rows import Row
-from dataplane.tags.wording import quoted, shown
 from dataplane.types import TagValue
 
 SHOWN = 10

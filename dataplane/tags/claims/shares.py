@@ -17,7 +17,7 @@ from dataplane.tags.rows import Row
 from dataplane.types import FieldSchema
 
 if TYPE_CHECKING:
-    from dataplane.tags.leases import Granted
+    from dataplane.tags.claims.leases import Granted
     from dataplane.tags.placement import Placement
 
 MAX_RANKS = 4096

@@ -10,11 +10,19 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dataplane.tags.leases import CLEARED, IMPLICIT, Closed, Granted, Holders, Lease, claim_lost
-from dataplane.tags.queues import Ask
+from dataplane.tags.claims.leases import (
+    CLEARED,
+    IMPLICIT,
+    Closed,
+    Granted,
+    Holders,
+    Lease,
+    claim_lost,
+)
+from dataplane.tags.claims.queues import Ask
+from dataplane.tags.claims.shares import Batch, Rank, Share, split, tokens_of
+from dataplane.tags.claims.tasks import Task
 from dataplane.tags.rows import Row
-from dataplane.tags.shares import Batch, Rank, Share, split, tokens_of
-from dataplane.tags.tasks import Task
 
 if TYPE_CHECKING:
     from dataplane.tags.partition import Partition

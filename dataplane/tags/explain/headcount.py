@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
+from dataplane.tags.explain.holdups import STATUS, UNFINISHED, Failure, Holdups, status_of
+from dataplane.tags.explain.question import Allowance, Question
+from dataplane.tags.explain.requirements import requirements
+from dataplane.tags.explain.wording import many, quoted, without
 from dataplane.tags.groups import FINISHED, Group
-from dataplane.tags.holdups import STATUS, UNFINISHED, Failure, Holdups, status_of
-from dataplane.tags.question import Allowance, Question
-from dataplane.tags.requirements import requirements
 from dataplane.tags.rows import CHUNK_BITS, CHUNK_ROWS, Row
-from dataplane.tags.views import produced
-from dataplane.tags.wording import many, quoted, without
+from dataplane.tags.views.views import produced
 
 if TYPE_CHECKING:
     from dataplane.tags.partition import Partition

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 from dataplane.codec.template import MAX_COLUMNS
 from dataplane.errors import InvalidRequest
+from dataplane.tags.claims.leases import MAX_LEASE_S, MIN_LEASE_S
+from dataplane.tags.claims.queues import Order
+from dataplane.tags.claims.shares import Rank
 from dataplane.tags.keys import MAX_KEYS, check_name
-from dataplane.tags.leases import MAX_LEASE_S, MIN_LEASE_S
 from dataplane.tags.query import Predicate, compile_where
-from dataplane.tags.queues import Order
-from dataplane.tags.shares import Rank
-from dataplane.tags.views import Condition, condition_of
+from dataplane.tags.views.views import Condition, condition_of
 
 MAX_NUMBERS = 65_536
 """Requests given up that one request names."""

@@ -10,15 +10,15 @@ from collections.abc import Callable, Generator, Iterable
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, NamedTuple
 
-from dataplane.tags.clients import Clients
-from dataplane.tags.foremost import Foremost
+from dataplane.tags.claims.leases import Lease
+from dataplane.tags.explain.clients import Clients
+from dataplane.tags.explain.foremost import Foremost
+from dataplane.tags.explain.headcount import Headcount
+from dataplane.tags.explain.holders import Holders
+from dataplane.tags.explain.holdups import Holdup, Holdups
+from dataplane.tags.explain.question import Allowance, Question
+from dataplane.tags.explain.wording import many, quoted
 from dataplane.tags.groups import FINISHED
-from dataplane.tags.headcount import Headcount
-from dataplane.tags.holders import Holders
-from dataplane.tags.holdups import Holdup, Holdups
-from dataplane.tags.leases import Lease
-from dataplane.tags.question import Allowance, Question
-from dataplane.tags.wording import many, quoted
 from dataplane.types import Explanation
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 
 from dataplane.tags.accounts import Producer
-from dataplane.tags.clients import Clients
-from dataplane.tags.foremost import Foremost
+from dataplane.tags.explain.clients import Clients
+from dataplane.tags.explain.foremost import Foremost
+from dataplane.tags.explain.wording import many, quoted, size
 from dataplane.tags.partition import Partition
-from dataplane.tags.wording import many, quoted, size
 from dataplane.types import TagValue
 
 PARTITIONS = 10

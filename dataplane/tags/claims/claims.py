@@ -12,17 +12,25 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dataplane.errors import DataplaneError, InvalidRequest
-from dataplane.tags.granting import Granting, Registrar
-from dataplane.tags.leases import IMPLICIT, RELEASED, Closed, Granted, Holders, Lease, claim_lost
-from dataplane.tags.queues import Ask, Order, Queue
+from dataplane.tags.claims.granting import Granting, Registrar
+from dataplane.tags.claims.leases import (
+    IMPLICIT,
+    RELEASED,
+    Closed,
+    Granted,
+    Holders,
+    Lease,
+    claim_lost,
+)
+from dataplane.tags.claims.queues import Ask, Order, Queue
+from dataplane.tags.claims.shares import Batch, Rank, Terms
+from dataplane.tags.claims.tasks import MAX_BATCHES, Task
 from dataplane.tags.rows import Row, Slots
-from dataplane.tags.shares import Batch, Rank, Terms
-from dataplane.tags.tasks import MAX_BATCHES, Task
 
 if TYPE_CHECKING:
     from dataplane.tags.partition import Partition
     from dataplane.tags.query import Predicate
-    from dataplane.tags.views import Condition
+    from dataplane.tags.views.views import Condition
 
 MAX_TASKS = 256
 """Tasks of one partition."""

@@ -1,0 +1,1 @@
+"""What tasks may claim, who holds what, and how claims end. Pure; `claims.py` is the way in."""

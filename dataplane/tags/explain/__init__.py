@@ -1,0 +1,1 @@
+"""Why something waits, counted and put into words. Pure; `explain.py` is the way in."""

@@ -1,0 +1,1 @@
+"""Which rows match what, known after every change; and what changed. Pure."""
