@@ -30,7 +30,7 @@ from tests.contract.waits import under_way
 from tests.deadline import eventually
 
 PAGE = 4096
-SHORT_S = 0.4
+SHORT_S = 0.3
 
 LOCAL = pytest.mark.kinds("embedded-sync", "embedded-async", "ray")
 """For tests of what one producer has: elsewhere two processes put by turns."""
@@ -39,6 +39,16 @@ LOCAL = pytest.mark.kinds("embedded-sync", "embedded-async", "ray")
 def waiting(client: Any, partition: str) -> int:
     """How many requests wait for room."""
     return client.kv_list_partitions()[partition]["waiting"]
+
+
+def short(call: Any, *args: Any, **named: Any) -> Any:
+    """A call with little patience; with more, where a busy machine had no time to refuse it."""
+    for timeout in (SHORT_S, 2.0):
+        try:
+            return call(*args, **named, timeout=timeout)
+        except DeadlineExceeded:
+            pass
+    return call(*args, **named, timeout=10.0)
 
 
 class Waiter:
@@ -95,10 +105,8 @@ def test_a_put_without_room_waits_to_its_deadline_and_says_who_fills_it(
     before = client.kv_list(partition).revision
     started = time.monotonic()
     with pytest.raises(QuotaExceeded) as full:
-        client.kv_batch_put(
-            ["a", "b"], partition, {"x": torch.arange(2)}, [{}, {}], timeout=SHORT_S
-        )
-    assert 0.5 * SHORT_S < time.monotonic() - started < SHORT_S + 1.0
+        client.kv_batch_put(["a", "b"], partition, {"x": torch.arange(2)}, [{}, {}], timeout=2.0)
+    assert 1.0 < time.monotonic() - started < 2.5
     for part in (repr(partition), "2 more rows", "99 of 100 rows", "clear rows"):
         assert part in str(full.value)
     assert full.value.oldest_keys == keys[:5]
@@ -119,7 +127,7 @@ def test_bytes_at_the_limit(plane: Plane, client: Any, partition: str, size: int
     for i in range(2):
         client.kv_put(f"k{i}", partition, row)
     with pytest.raises(QuotaExceeded) as full:
-        client.kv_put("one-too-many", partition, row, timeout=SHORT_S)
+        short(client.kv_put, "one-too-many", partition, row)
     assert full.value.limit_bytes == 3 * taken
     assert 3 * (taken - 1) <= full.value.used_bytes <= 3 * taken
     assert full.value.oldest_keys == ["first", "k0", "k1"]
@@ -144,7 +152,7 @@ def test_the_tasks_that_lag_are_named(client: Any, partition: str) -> None:
         claim = client.kv_claim(partition, task, count=rows)
         client.kv_commit(claim)
     with pytest.raises(QuotaExceeded, match="task 'reference' lags most") as full:
-        client.kv_put("new", partition, tags={}, timeout=SHORT_S)
+        short(client.kv_put, "new", partition, tags={})
     assert full.value.lagging_task == "reference"
     assert full.value.oldest_keys == keys[1:]  # the first was committed by both
 
@@ -217,7 +225,7 @@ def test_whoever_comes_later_does_not_overtake(plane: Plane, client: Any, partit
         timeout=20,
     )  # fmt: skip
     with pytest.raises(QuotaExceeded, match="others who came before still wait in line"):
-        client.kv_put("c", partition, tags={}, timeout=SHORT_S)
+        short(client.kv_put, "c", partition, tags={})
     # Something wrong is said at once, whoever waits.
     with pytest.raises(QuotaExceeded, match="larger than the whole quota"):
         client.kv_batch_put([f"k{i}" for i in range(5)], partition, None, [{}] * 5, timeout=20)
@@ -290,7 +298,7 @@ def test_a_producer_at_its_own_limit_holds_up_nobody_else(
     other.kv_put("d", partition, tags={}, timeout=5)
     other.begin_group("u", partition, n=1, timeout=5)
     with pytest.raises(QuotaExceeded, match="producer") as full:
-        other.kv_put("e", partition, tags={}, timeout=SHORT_S)
+        short(other.kv_put, "e", partition, tags={})
     assert other._core.client_id in str(full.value) if hasattr(other, "_core") else True
     # Its own later puts do not overtake, even where they would fit.
     behind = Waiter(plane, partition, client.kv_put, "f", partition, tags={}, timeout=20)
@@ -308,7 +316,7 @@ def test_bytes_of_one_producer(plane: Plane, client: Any, partition: str) -> Non
     client.kv_put("b", partition, page())
     plane.another().kv_put("c", partition, page())
     with pytest.raises(QuotaExceeded) as full:
-        client.kv_put("d", partition, page(), timeout=SHORT_S)
+        short(client.kv_put, "d", partition, page())
     assert (full.value.used_bytes, full.value.limit_bytes) == (2 * PAGE, 2 * PAGE)
 
 
@@ -322,7 +330,7 @@ def test_groups_reserve_their_room_and_wait_for_it(
     first = client.begin_group("u", partition, n=2, declared_bytes=4 * PAGE)
     second = client.begin_group("v", partition, n=2, declared_bytes=4 * PAGE)
     with pytest.raises(QuotaExceeded) as full:
-        client.begin_group("w", partition, n=1, declared_bytes=PAGE, timeout=SHORT_S)
+        short(client.begin_group, "w", partition, n=1, declared_bytes=PAGE)
     assert (full.value.used_bytes, full.value.limit_bytes) == (8 * PAGE, 8 * PAGE)
     assert "w" not in listed(client, partition)
     third = Waiter(
@@ -370,7 +378,7 @@ def test_groups_count_the_rows_of_their_sessions(client: Any, partition: str) ->
     client.kv_create_partition(partition, quota={"rows": 8})
     attempts = [client.begin_group(f"u{i}", partition, n=4) for i in range(2)]
     with pytest.raises(QuotaExceeded, match="4 more rows: 8 of 8 rows"):
-        client.begin_group("u2", partition, n=4, timeout=SHORT_S)
+        short(client.begin_group, "u2", partition, n=4)
     for i, attempt in enumerate(attempts):
         client.kv_batch_put(
             [f"u{i}_{j}" for j in range(4)], partition, None, [{}] * 4, attempt=attempt, timeout=5
@@ -729,7 +737,7 @@ def test_room_of_consumed_rows_is_there_at_once_and_nothing_unread_goes(
     claim = client.kv_claim(partition, "train", count=5, lease_s=300.0, timeout=5)
     assert claim.keys == [f"a{i}" for i in range(5)]
     with pytest.raises(QuotaExceeded):  # claimed is not consumed: nothing is taken away for it
-        client.kv_put("b0", partition, page(), timeout=SHORT_S)
+        short(client.kv_put, "b0", partition, page())
     client.kv_commit(claim)
     client.kv_clear(claim.keys, partition)
     started = time.monotonic()
@@ -737,7 +745,7 @@ def test_room_of_consumed_rows_is_there_at_once_and_nothing_unread_goes(
         client.kv_put(f"b{i}", partition, page(i), timeout=5)
     assert time.monotonic() - started < 2.0
     with pytest.raises(QuotaExceeded):
-        client.kv_put("c", partition, page(), timeout=SHORT_S)
+        short(client.kv_put, "c", partition, page())
     keys = [f"a{i}" for i in range(5, 10)] + [f"b{i}" for i in range(5)]
     assert client.kv_list(partition).keys == keys
     values = client.kv_batch_get(keys, partition, layout="list")["x"]

@@ -380,6 +380,7 @@ async def _play(steps: list[tuple[str, str, int]]) -> None:
         elif step == "turn":
             await asyncio.sleep(0)
         assert desk.partition.account.total_rows <= max(8, 6)
+    await asyncio.sleep(0)  # who left is out of the line in the next turn
     await eventually_async(settled, "all in line are gone through")
     desk.admission.run(desk.partition)
     await eventually_async(settled, "all in line are gone through once more")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataplane.client.core import MAX_UNKNOWN, UNKNOWN_FOR, RequestNumbers
 from dataplane.errors import AlreadyWritten, DataplaneError, OutcomeUnknown, RequestError
 from dataplane.server.tag_service import TagService
 from dataplane.tags.journal import FileJournal
@@ -156,3 +157,49 @@ def test_a_put_whose_answer_could_not_be_kept_is_not_made(service: TagService) -
     assert isinstance(error.value, RequestError)  # which says that nothing was changed
     assert (service.store.counts(), service.journal.nbytes) == before
     assert put_tags(service, MAX_OPEN + 10, "a", settled=MAX_OPEN) == 1
+
+
+# -- the numbers of a client
+
+
+def test_numbers_are_settled_up_to_the_oldest_that_is_open() -> None:
+    numbers = RequestNumbers()
+    assert [numbers.begin() for _ in range(3)] == [(1, 0), (2, 0), (3, 0)]
+    numbers.end(2)
+    assert numbers.begin() == (4, 0)
+    numbers.end(1)
+    assert numbers.begin() == (5, 2)
+    for number in (3, 4, 5):
+        numbers.end(number)
+    assert numbers.begin() == (6, 5)
+
+
+def test_a_request_of_unknown_outcome_is_not_settled_until_it_is_told() -> None:
+    numbers = RequestNumbers()
+    for number in (1, 2):
+        assert numbers.begin() == (number, number - 1)
+        if number == 2:
+            numbers.keep(number)
+        numbers.end(number)
+    assert numbers.begin() == (3, 1)
+    numbers.end(3)
+    assert numbers.begin() == (4, 1)
+    numbers.end(4)
+    numbers.told(2)
+    assert numbers.begin() == (5, 4)
+    numbers.told(2)  # once more does no harm
+
+
+def test_requests_of_unknown_outcome_are_kept_for_a_while_only() -> None:
+    numbers = RequestNumbers()
+    for number in range(1, MAX_UNKNOWN + 3):  # as many as are kept, and two more
+        assert numbers.begin()[0] == number
+        numbers.keep(number)
+        numbers.end(number)
+    number, settled = numbers.begin()
+    numbers.end(number)
+    assert settled == 2  # the oldest two are given up
+    for _ in range(UNKNOWN_FOR + MAX_UNKNOWN + 2):
+        number, settled = numbers.begin()
+        numbers.end(number)
+    assert settled == number - 1

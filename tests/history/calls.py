@@ -49,8 +49,6 @@ SMALL, LARGE = 3, 300
 """Entries of a value that goes through the socket, and of one that is copied in place."""
 LARGE_BYTES = 1024
 """What `small_put_bytes` has to be for that."""
-
-
 FIRST_PUT = 0.8
 """How often a call is a put while there is nothing to read yet."""
 

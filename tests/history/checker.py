@@ -44,7 +44,7 @@ def check(history: History) -> Illegal | None:
         return broken.illegal
 
 
-class Found(NamedTuple):
+class Failure(NamedTuple):
     """Why one way to account for all changes fails, and how far it goes."""
 
     changes: int
@@ -133,7 +133,7 @@ class Search:
                 if n is not None and self._known.get(n) is op:
                     ceiling = min(ceiling, n - 1)
 
-    def _extend(self, taken: Mapping[int, Op]) -> Found | None:
+    def _extend(self, taken: Mapping[int, Op]) -> Failure | None:
         """What is wrong whatever else happened, given which calls made which revisions."""
         replay = Replay()
         try:
@@ -142,8 +142,8 @@ class Search:
                 self._leaf(replay, taken)
                 return None
         except Broken as broken:
-            return Found(len(replay.changed), broken.illegal)
-        furthest = Found(0, Illegal("order", f"revision {gap} is the effect of no call"))
+            return Failure(len(replay.changed), broken.illegal)
+        furthest = Failure(0, Illegal("order", f"revision {gap} is the effect of no call"))
         for op in self._maybe:
             if op in taken.values() or self._floors[op] >= gap:
                 continue

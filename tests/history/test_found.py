@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from dataplane.client.aio import AsyncClient
 from dataplane.server import tag_service
 from dataplane.server.claiming import Ledger
 from dataplane.server.connection import Connection
 from dataplane.tags.claims.leases import LeaseClock
 from dataplane.wire.frames import Header, frame
-from tests.deadline import eventually
+from tests.deadline import eventually, eventually_async
 from tests.faults import planes
 from tests.faults.planes import Plane
 from tests.faults.raw import Raw
@@ -99,3 +104,49 @@ async def test_a_request_whose_connection_is_lost_at_once_is_dropped_without_a_w
         await asyncio.sleep(0)
         gc.collect()
     assert (begun, said) == ([], [])
+
+
+async def test_a_put_given_up_half_sent_takes_no_memory_from_a_put_that_is_being_copied(
+    plane: Plane,
+) -> None:
+    settings = {"small_put_bytes": 1 << 20}
+    copying, go_on = threading.Event(), threading.Event()
+    client: Any = AsyncClient(plane.joined, plane.config.model_copy(update=settings))
+    in_thread = client._in_thread
+
+    async def held_up(work: Callable[[], Any]) -> Any:
+        def wait() -> Any:
+            copying.set()
+            assert go_on.wait(10.0)
+            return work()
+
+        return await in_thread(wait)
+
+    client._in_thread = held_up
+    async with client:
+        await client.kv_put("before", "p", {"x": torch.zeros(3)})
+        large = asyncio.create_task(client.kv_put("large", "p", {"x": torch.ones(1_500_000)}))
+        await asyncio.to_thread(copying.wait, 10.0)
+        os.kill(plane.pid, signal.SIGSTOP)
+        try:
+            small = asyncio.create_task(client.kv_put("small", "p", {"x": torch.zeros(200_000)}))
+            (mine,) = client._loops.values()
+
+            async def half_sent() -> bool:
+                tasks = [task for task in mine.channels.values() if task.done()]
+                return any(task.result().is_sending() for task in tasks)
+
+            await eventually_async(half_sent, "a part of the small put is sent")
+            small.cancel()
+            await asyncio.wait([small])
+        finally:
+            os.kill(plane.pid, signal.SIGCONT)
+        others = [f"other-{i}" for i in range(12)]
+        for key in others:
+            row = {"x": torch.full((99_999,), 7.0)}
+            await asyncio.to_thread(plane.client.kv_put, key, "p", row)
+        go_on.set()
+        await large
+    rows = plane.client.kv_batch_get(others, "p", layout="list")
+    assert [x.unique().tolist() for x in rows["x"]] == [[7.0]] * len(others)
+    plane.client.kv_drop_partition("p")
