@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from dataplane.errors import InvalidRequest, KeyNotFound, quote
+
+Setting = TypeVar("Setting")
 
 Scalar = None | bool | int | float | str
 TagValue = Scalar | list["TagValue"] | dict[str, "TagValue"]
@@ -232,12 +234,7 @@ class Quota:
     @classmethod
     def of(cls, quota: Quota | Mapping[str, int | None] | None) -> Quota | None:
         """The quota that a caller gave, checked."""
-        if quota is None or isinstance(quota, cls):
-            return quota
-        try:
-            return cls(**quota)  # pyright: ignore[reportCallIssue] (user input)
-        except TypeError as error:
-            raise InvalidRequest(f"quota: {error}") from None
+        return _given(cls, "quota", quota)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +253,19 @@ class Retention:
     @classmethod
     def of(cls, retention: Retention | Mapping[str, int] | None) -> Retention | None:
         """The retention that a caller gave, checked."""
-        if retention is None or isinstance(retention, cls):
-            return retention
-        try:
-            return cls(**retention)  # pyright: ignore[reportCallIssue] (user input)
-        except TypeError as error:
-            raise InvalidRequest(f"retention: {error}") from None
+        return _given(cls, "retention", retention)
+
+
+def _given(
+    kind: type[Setting], name: str, given: Setting | Mapping[str, Any] | None
+) -> Setting | None:
+    """A setting of a partition as a caller gave it: made already, or by the names of its parts."""
+    if given is None or isinstance(given, kind):
+        return given
+    try:
+        return kind(**cast("Mapping[str, Any]", given))
+    except TypeError as error:
+        raise InvalidRequest(f"{name}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,19 @@ def runtime_dir() -> Iterator[Path]:
     assert left in ([], ["lock"])
 
 
+@pytest.fixture(scope="module")
+def roots() -> Iterator[dict[str, Path]]:
+    """Settings that put planes in folders of one test module; at the end nothing is left there."""
+    # Not pytest's own folder: a path of a unix socket has at most 107 bytes.
+    runtime = Path(tempfile.mkdtemp(prefix="dataplane-"))
+    shm = Path(tempfile.mkdtemp(prefix="dataplane-", dir="/dev/shm"))
+    yield {"runtime_dir": runtime, "shm_dir": shm}
+    left = sorted(os.listdir(runtime)), os.listdir(shm)
+    shutil.rmtree(runtime)
+    shutil.rmtree(shm)
+    assert left in (([], []), (["lock"], []))
+
+
 @pytest.fixture(scope="session")
 def plane_settings(runtime_dir: Path) -> dict[str, Any]:
     """Settings of the session's planes."""
@@ -107,17 +120,7 @@ def plane(request: pytest.FixtureRequest, plane_settings: dict[str, Any]) -> Ite
 
     kind = request.param
     name = f"contract-{kind}-{os.getpid()}"
-    if kind == "embedded-sync":
-        hosted = planes.embedded_sync(name, plane_settings)
-    elif kind == "embedded-async":
-        hosted = planes.embedded_async(name, plane_settings)
-    else:
-        _, other = request.getfixturevalue("ray_cluster")
-        if kind == "ray":
-            hosted = planes.ray_hosted(name, plane_settings)
-        else:
-            hosted = planes.ray_remote(name, plane_settings, other)
-    with hosted as plane:
+    with planes.hosted(kind, name, plane_settings, request) as plane:
         yield plane
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -34,16 +35,16 @@ from dataplane.types import (
 Result = TypeVar("Result")
 
 
-class AsyncControl:
+class AsyncControl(ABC):
     """Verbs that wait, and that are about more than rows. Part of `AsyncClient`."""
 
     _core: Core
 
-    async def _drive(self, verb: Verb[Result], deadline: float) -> Result:
-        raise NotImplementedError
+    @abstractmethod
+    async def _drive(self, verb: Verb[Result], deadline: float) -> Result: ...
 
-    def _deadline(self, timeout: float | None) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def _deadline(self, timeout: float | None) -> float: ...
 
     def _wait_deadline(self, timeout: float | None) -> float:
         """The deadline of a call that waits for something to happen."""

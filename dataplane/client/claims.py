@@ -7,18 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataplane.client.core import Core
-from dataplane.client.effects import Ask, Done, Open, Tell, Verb
-from dataplane.client.groups import seconds_left
+from dataplane.client.effects import Verb
 from dataplane.client.put import list_of
 from dataplane.client.results import unpack_listing
-from dataplane.client.retry import FIRST_PAUSE_S, ask_once, before_next_try
+from dataplane.client.retry import ask_once, ask_patiently
 from dataplane.client.tags import Where, plain_where
 from dataplane.errors import ClaimLost, InvalidRequest, RequestError
 from dataplane.types import Claim, Revision
-from dataplane.wire.channel import Answer, Broken
-
-_TAG_STORE: Any = None
-"""Where a lane leads to that is for no value store."""
+from dataplane.wire.channel import Answer
 
 
 def claim_rows(
@@ -44,7 +40,10 @@ def claim_rows(
     ]  # fmt: skip
     number, abandoned = core.claims.begin()
     try:
-        answer = yield from _ask(core, [*body, abandoned], number, deadline)
+        # The same number is answered with the same rows, if it was answered.
+        answer = yield from ask_patiently(
+            core, "claim", [*body, abandoned], lambda: number, _abandon, deadline
+        )
         claim = _unpack(core, partition_id, task, answer)
     except RequestError:
         core.claims.told(abandoned)
@@ -57,35 +56,10 @@ def claim_rows(
     return claim
 
 
-def _ask(core: Core, body: list[Any], number: int, deadline: float) -> Verb[Answer]:
-    def into(_: Any, nbytes: int) -> memoryview:
-        return core.recycler.take(nbytes).data
-
-    pause_s = FIRST_PAUSE_S
-    while True:
-        wait_s = seconds_left(deadline)
-        lane = yield Open(_TAG_STORE)
-        try:
-            return (yield Ask(lane, "claim", [*body, wait_s, number], into=into))
-        except Broken as error:
-            # The same number is answered with the same rows, if it was answered.
-            broken = error
-        except RequestError:
-            raise
-        except BaseException:
-            yield from _give_up(lane, number)
-            raise
-        finally:
-            yield Done(lane)
-        pause_s = yield from before_next_try(broken, pause_s, deadline)
-
-
-def _give_up(lane: Any, number: int) -> Verb[None]:
-    """The request may wait still, before others, and whatever it gets would reach nobody."""
-    try:
-        yield Tell(lane, "claim_abandon", [[number]])
-    except Broken:
-        pass  # then the next claim says so
+def _abandon(number: int) -> tuple[str, list[Any]]:
+    """The request may wait still, before others, and whatever it gets would reach nobody. If this
+    is lost, the next claim says so."""
+    return "claim_abandon", [[number]]
 
 
 def _unpack(core: Core, partition_id: str, task: str, answer: Answer) -> Claim:

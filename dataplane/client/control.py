@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -33,16 +34,16 @@ from dataplane.types import (
 Result = TypeVar("Result")
 
 
-class Control:
+class Control(ABC):
     """Verbs that wait, and that are about more than rows. Part of `Client`."""
 
     _core: Core
 
-    def _drive(self, verb: Generator[Any, Any, Result], deadline: float) -> Result:
-        raise NotImplementedError
+    @abstractmethod
+    def _drive(self, verb: Generator[Any, Any, Result], deadline: float) -> Result: ...
 
-    def _deadline(self, timeout: float | None) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def _deadline(self, timeout: float | None) -> float: ...
 
     def _wait_deadline(self, timeout: float | None) -> float:
         """The deadline of a call that waits for something to happen."""
@@ -123,9 +124,10 @@ class Control:
     ) -> Iterator[Change]:
         """Changes of a partition in order, each as soon as it happens: an iterator without an end.
 
-        `since` is a revision of an earlier answer, to go on from there; None begins now. Whole
-        revisions are told, each key once; what changed again before it was told is told once, at
-        its last change. Where history does not reach back to `since` the first Change is `full`.
+        `since` is a revision of an earlier answer, to go on from there; None begins now (with an
+        AsyncClient when the first change is asked for). Whole revisions are told, each key once;
+        what changed again before it was told is told once, at its last change. Where history does
+        not reach back to `since` the first Change is `full`.
         DeadlineExceeded when nothing has changed for `timeout` (600 s).
         """
         if since is None:

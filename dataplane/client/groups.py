@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from dataplane.client.core import Core
 from dataplane.client.effects import Verb
-from dataplane.client.retry import ask_again, ask_once
-from dataplane.errors import DeadlineExceeded, InvalidRequest
+from dataplane.client.retry import ask_again, ask_once, seconds_left
+from dataplane.errors import InvalidRequest
 from dataplane.tags.groups import check_begin
 from dataplane.types import Revision
-from dataplane.wire.messages import LONGEST_WAIT_S, is_attempt
+from dataplane.wire.messages import is_attempt
 
 GRACE_S = 0.5
 """How much longer a client waits than the server, whose error says why."""
@@ -48,18 +47,6 @@ def end_group(core: Core, attempt: int, status: str, deadline: float) -> Verb[Re
         raise InvalidRequest(f"an attempt is what begin_group answered, not {attempt!r:.80}")
     answer = yield from ask_once(core, "end_group", [attempt, status], deadline)
     return core.see(answer.body)
-
-
-def seconds_left(deadline: float) -> float:
-    """What a request may wait at the server. DeadlineExceeded if nothing is left."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise DeadlineExceeded(
-            "the deadline passed before the request was sent",
-            waited_s=0.0,
-            explanation="the time of the call was over before anything was sent; no server waits",
-        )
-    return min(left, LONGEST_WAIT_S)
 
 
 def outcome(core: Core, request_id: str, deadline: float) -> Verb[dict[str, Any]]:

@@ -13,6 +13,7 @@ from dataplane.client.effects import Ask, Done, Open, Run, Tell, Verb
 from dataplane.client.retry import FIRST_PAUSE_S, before_next_try, outcome_unknown
 from dataplane.codec.tags import pack_tags, pack_tags_many
 from dataplane.errors import (
+    DataplaneError,
     DeadlineExceeded,
     InvalidRequest,
     PlaneLost,
@@ -32,6 +33,7 @@ from dataplane.wire.messages import (
     PutMeta,
     WireRevision,
     is_attempt,
+    with_fullest,
 )
 
 if TYPE_CHECKING:
@@ -236,6 +238,11 @@ def _put(
                 # It may have happened: the same number makes the repetition harmless.
                 put.flags |= RETRY
                 pause_s = yield from before_next_try(error, pause_s, deadline)
+    except QuotaExceeded as full:
+        # More than all of a store would not fit into an empty one: there nobody is in the way.
+        if _is_of_store(full) and (encoded is None or encoded.nbytes < full.limit_bytes):
+            yield from _say_who_fills(full)
+        raise
     except (Unreachable, DeadlineExceeded) as error:
         if not put.flags & RETRY:
             raise
@@ -279,6 +286,15 @@ def _has_others(core: Core) -> bool:
 def _is_of_store(full: QuotaExceeded) -> bool:
     """Whether a value store is full, and not a partition: a value store knows no keys to name."""
     return full.oldest_keys is None
+
+
+def _say_who_fills(full: QuotaExceeded) -> Verb[None]:
+    """Add to the error of a full value store what the tag store knows of those who fill it."""
+    try:
+        answer = yield Ask(None, "fullest", [])
+    except (DataplaneError, Broken):
+        return  # why there is no room matters more than who would know
+    with_fullest(full, answer.body)
 
 
 def _put_small(

@@ -234,7 +234,10 @@ class Client(Control):
         )
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Sizes of the plane: partitions, bytes in use, value stores, clients, history."""
+        """Sizes of the plane: partitions, bytes in use, value stores, clients, history; and under
+        `waiting` how many requests wait for rows (or changes), claims, room under a quota, and
+        partitions that are not there yet. Those that wait for room in a value store are in what
+        that store says."""
         deadline = self._deadline(timeout)
         return self._drive(plane_status(self._core, deadline), deadline)
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any
 
 from dataplane.client.core import Core
-from dataplane.client.effects import Ask, Done, Open, Tell, Verb
-from dataplane.client.groups import seconds_left
+from dataplane.client.effects import Verb
 from dataplane.client.results import unpack_listing
-from dataplane.client.retry import FIRST_PAUSE_S, before_next_try
+from dataplane.client.retry import ask_patiently
 from dataplane.client.tags import Where, plain_where
-from dataplane.errors import DataplaneError, DeadlineExceeded, InvalidRequest
+from dataplane.errors import InvalidRequest
 from dataplane.types import Change, KVBatchMeta, Revision
-from dataplane.wire.channel import Answer, Broken
+from dataplane.wire.channel import Answer
 from dataplane.wire.messages import is_revision
-
-_TAG_STORE: Any = None
-"""Where a lane leads to that is for no value store."""
 
 _numbers = itertools.count(1)
 """Numbers of requests that wait, so that they can be given up."""
@@ -83,39 +78,10 @@ def _check_partition(partition_id: str) -> None:
 
 def _ask(core: Core, verb: str, body: list[Any], deadline: float) -> Verb[Answer]:
     """The answer to a request that has no effect and may wait for long."""
-
-    def into(_: Any, nbytes: int) -> memoryview:
-        return core.recycler.take(nbytes).data
-
-    started = time.monotonic()
-    pause_s = FIRST_PAUSE_S
-    while True:
-        wait_s = seconds_left(deadline)
-        number = next(_numbers)
-        lane = yield Open(_TAG_STORE)
-        try:
-            return (yield Ask(lane, verb, [*body, wait_s, number], into=into))
-        except Broken as error:
-            broken = error
-        except DeadlineExceeded as error:
-            # The store waits for a day at most, and knows of the last try only.
-            if time.monotonic() < deadline:
-                continue
-            error.waited_s = time.monotonic() - started
-            raise
-        except DataplaneError:
-            raise
-        except BaseException:
-            yield from _give_up(lane, number)
-            raise
-        finally:
-            yield Done(lane)
-        pause_s = yield from before_next_try(broken, pause_s, deadline)
+    return ask_patiently(core, verb, body, lambda: next(_numbers), _abandon, deadline)
 
 
-def _give_up(lane: Any, number: int) -> Verb[None]:
-    """Nobody waits for the answer, and it would be sent for nothing."""
-    try:
-        yield Tell(lane, "wait_abandon", [number])
-    except Broken:
-        pass  # it ended with its connection
+def _abandon(number: int) -> tuple[str, list[Any]]:
+    """Nobody waits for the answer, and it would be sent for nothing. If this is lost, so is the
+    connection, and the request ends with it."""
+    return "wait_abandon", [number]

@@ -100,6 +100,10 @@ class Admission:
         self._places = itertools.count()
         self._oldest: tuple[str, int, list[str]] = ("", 0, [])
 
+    def __len__(self) -> int:
+        """How many wait for room, in all partitions."""
+        return sum(len(line.by_place) for line in self._lines.values())
+
     def waiting(self, partition_id: str) -> int:
         """How many wait for room in a partition."""
         line = self._lines.get(partition_id)
@@ -206,6 +210,11 @@ class Admission:
                 return False  # nothing came free
         try:
             answer = entry.attempt()
+        except DataplaneError as error:
+            line.remove(entry)
+            # Its way here leads to the request, which leads to it: a circle, and a partition in it.
+            _settle(entry, error=error.with_traceback(None))
+            return True
         except Exception as error:
             line.remove(entry)
             _settle(entry, error=error)
@@ -250,7 +259,7 @@ class Admission:
         try:
             short = entry.check()
         except DataplaneError as error:
-            _settle(entry, error=error)
+            _settle(entry, error=error.with_traceback(None))
             return
         if short is None:
             _settle(entry, error=self._behind(partition_id, waited_s))

@@ -120,8 +120,6 @@ class Claiming:
         self._pending: dict[tuple[str, int], _Pending] = {}
         """By client and number of the request."""
         self._filling: dict[Queue, asyncio.Task[None]] = {}
-        self._unborn: dict[str, set[asyncio.Future[None]]] = {}
-        """Who waits for a partition to be made."""
         self._ticking: asyncio.Task[None] | None = None
         self.verbs: dict[str, Verb] = {
             "claim": self._claim,
@@ -130,6 +128,13 @@ class Claiming:
             RELEASE: self._release,
         }
         service.on_change.append(self._changed)
+
+    def __len__(self) -> int:
+        """How many claims wait to be answered, of partitions that are there."""
+        return sum(
+            pending.partition is not None and not pending.answer.done()
+            for pending in self._pending.values()
+        )
 
     # -- claim -------------------------------------------------------------------------------
 
@@ -163,6 +168,7 @@ class Claiming:
             pending.users -= 1
             if not pending.users:
                 self._forget(name, pending)
+            del pending  # it has the error that leads here, if there is one
         raise await self._late(want, wait_s)
 
     def _begin(self, pending: _Pending, name: tuple[str, int], want: Want) -> None:
@@ -190,7 +196,7 @@ class Claiming:
     async def _enter_later(self, pending: _Pending, name: tuple[str, int], want: Want) -> None:
         """Enter when the partition is there and the queue is filled."""
         try:
-            partition = await self._born(want.partition_id)
+            partition = await self._service.births.of(want.partition_id)
             if pending.queue is None:
                 self._open(pending, partition, want)
             assert pending.queue is not None
@@ -201,20 +207,6 @@ class Claiming:
             self._enter(pending, name, want)
         except Exception as error:
             pending.reply(error)
-
-    async def _born(self, partition_id: str) -> Partition:
-        """The partition, once it is there."""
-        while (partition := self._store.partitions.get(partition_id)) is None:
-            born = asyncio.get_running_loop().create_future()
-            waiting = self._unborn.setdefault(partition_id, set())
-            waiting.add(born)
-            try:
-                await born
-            finally:
-                waiting.discard(born)
-                if not waiting:
-                    self._unborn.pop(partition_id, None)
-        return partition
 
     def _enter(self, pending: _Pending, name: tuple[str, int], want: Want) -> None:
         assert pending.partition is not None
@@ -249,13 +241,15 @@ class Claiming:
         del self._pending[name]
         if pending.entering is not None:
             pending.entering.cancel()
-        if pending.partition is None or pending.queue is None:
+        partition, queue, ask = pending.partition, pending.queue, pending.ask
+        # An ask leads to who waits for it: a circle, which would keep a dropped partition.
+        pending.partition = pending.queue = pending.ask = None
+        if partition is None or queue is None:
             return
-        claims = pending.partition.claims
-        if pending.ask is not None:
-            claims.withdraw(pending.ask)
-        claims.close(pending.partition, pending.queue)
-        self._serve(pending.partition)
+        if ask is not None:
+            partition.claims.withdraw(ask)
+        partition.claims.close(partition, queue)
+        self._serve(partition)
 
     async def _late(self, want: Want, wait_s: float) -> DeadlineExceeded:
         """The error of a claim that was not answered in time."""
@@ -388,9 +382,6 @@ class Claiming:
     # -- partitions --------------------------------------------------------------------------
 
     def _changed(self, partition: Partition) -> None:
-        for born in self._unborn.get(partition.partition_id, ()):
-            if not born.done():
-                born.set_result(None)
         if partition.claims.active:
             self._serve(partition)
 

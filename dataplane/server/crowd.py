@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Coroutine, Iterable
+from copy import copy
 from typing import Any
 
 from dataplane.errors import DataplaneError
@@ -85,6 +86,8 @@ class Crowd:
         self._scanning: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: DataplaneError | None = None
+        """Why there is nothing to wait for any more. Only copies of it are raised: what was raised
+        leads to this crowd, and a circle of a dropped partition would stay."""
 
     def wake(self, first: int) -> bool:
         """Something of concern has changed, first at this revision; whether anybody is answered
@@ -98,9 +101,9 @@ class Crowd:
         """There is nothing to wait for any more."""
         self._ended = error
         for waiter in self._waiters:
-            _fail(waiter.answer, error)
+            _fail(waiter.answer, copy(error))
         for watcher in self._watchers:
-            _fail(watcher.answer, error)
+            _fail(watcher.answer, copy(error))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -119,7 +122,7 @@ class Crowd:
                 self._scanning = self._start(self._scan())
             await asyncio.shield(self._scanning)
         if self._ended is not None:
-            raise self._ended
+            raise copy(self._ended)
         self._last_number += 1
         waiter = _Waiter(count, self._last_number)
         insort(self._waiters, waiter, key=_place_of)
@@ -130,6 +133,7 @@ class Crowd:
         finally:
             timer.cancel()
             self._forget(waiter)
+            del waiter  # it has the error that leads here, if there is one
 
     async def _scan(self) -> None:
         slices = Slices(self._worst)
@@ -195,6 +199,7 @@ class Crowd:
         finally:
             timer.cancel()
             self._watchers.discard(watcher)
+            del watcher  # as above
 
     def _no_news(self, watcher: _Watcher) -> None:
         watcher.late = True

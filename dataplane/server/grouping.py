@@ -28,7 +28,7 @@ from dataplane.tags.partition import Found, PutRows
 from dataplane.tags.quota import Shortage, shortage_of_group
 from dataplane.types import Tags
 from dataplane.wire.frames import Body
-from dataplane.wire.messages import check_wait, is_attempt
+from dataplane.wire.messages import check_wait, is_attempt, with_fullest
 
 if TYPE_CHECKING:
     from dataplane.server.tag_service import TagService
@@ -135,7 +135,9 @@ class Grouping:
         try:
             return await self.keeping.room(wish.declared, home, deadline, wait=not begins_anew)
         except QuotaExceeded as error:
-            raise self._service.with_oldest(error, wish.partition_id) from None
+            if wish.declared < error.limit_bytes:  # more would not fit into an empty store either
+                with_fullest(error, self._service.fullest())
+            raise
 
     def _give_back(self, wish: _Wish, kept: Kept | None) -> None:
         """A group does not begin: others may have its room."""

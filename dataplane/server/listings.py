@@ -46,7 +46,7 @@ async def list_partition(store: TagStore, body: Body, worst: WorstSlice) -> Pack
         since is not None
         and since[0] == store.epoch
         and since[1] >= partition.born  # one of this name before was another partition
-        and store.history.covers(since[1])
+        and store.history.covers(partition_id, since[1])
     ):
         after = since[1]
     if after is None:

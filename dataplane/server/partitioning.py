@@ -164,6 +164,7 @@ class Partitioning:
                     store.release_rows(partition, piece[at : at + RELEASE_ROWS])
                     await slices.breathe()
             service.freeing.run()
+            service.grouping.keeping.tell()  # and nothing is left to remember of its groups
 
         service.in_background(release())
 

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
-from dataplane.errors import InternalError, InvalidRequest, PartitionNotFound, QuotaExceeded
+from dataplane.errors import InternalError, InvalidRequest, PartitionNotFound
 from dataplane.server.admission import Admission
+from dataplane.server.births import Births
 from dataplane.server.checkpointing import Checkpointing
 from dataplane.server.claiming import Claiming
 from dataplane.server.clearing import clear_where
@@ -58,6 +59,7 @@ class TagService:
         self.freeing = Freeing(store)
         self.repeats = Repeats(store)
         self.admission = Admission(store)
+        self.births = Births(store)
         self.worst = WorstSlice()
         self.attached: dict[str, int] = {}
         """Connections of each client."""
@@ -87,6 +89,7 @@ class TagService:
             "list": self._list,
             CLEAR: self._clear,
             "stores": self._stores,
+            "fullest": self._fullest,
             "outcome": self._outcome,
             "status": self._status,
             "destroy": self._destroy,
@@ -100,6 +103,15 @@ class TagService:
     # -- changes -----------------------------------------------------------------------------
 
     def _note_changed(self, partition: Partition) -> None:
+        # Most changes concern nobody, and then cost nothing more than this look.
+        if not (
+            partition.views.active
+            or partition.claims.active
+            or self.store.settled
+            or self.admission.waiting(partition.partition_id)
+            or self.births.is_awaited(partition.partition_id)
+        ):
+            return
         if not self._changed:
             asyncio.get_running_loop().call_soon(self._tell_changed)
         self._changed[partition] = None
@@ -108,6 +120,7 @@ class TagService:
         changed, self._changed = self._changed, {}
         self.grouping.keeping.tell()
         for partition in changed:
+            self.births.tell(partition.partition_id)
             self.admission.run(partition)
             for tell in self.on_change:
                 tell(partition)
@@ -125,13 +138,16 @@ class TagService:
         self.claiming.dropped(partition)
         self.grouping.keeping.tell()
 
-    def with_oldest(self, error: QuotaExceeded, partition_id: str) -> QuotaExceeded:
-        """The error of a value store, with what the tag store knows of who fills it."""
-        partition = self.store.partitions.get(partition_id)
-        if partition is not None:
-            error.oldest_keys = oldest_unconsumed(partition)
-            error.lagging_task = partition.claims.lagging_task()
-        return error
+    def fullest(self) -> tuple[str, list[str], str | None] | None:
+        """The partition that holds the most bytes, its oldest unconsumed keys, and the task that
+        lags most there. None if there is no partition."""
+        partitions = self.store.partitions.values()
+        fullest = max(partitions, key=lambda each: each.account.total_bytes, default=None)
+        if fullest is None:
+            return None
+        return (
+            fullest.partition_id, oldest_unconsumed(fullest), fullest.claims.lagging_task(),
+        )  # fmt: skip
 
     # -- value stores ------------------------------------------------------------------------
 
@@ -149,6 +165,9 @@ class TagService:
 
     def _stores(self, connection: Connection, number: int, body: Body) -> None:
         connection.reply(number, {v.store_id: v.address for v in self.freeing.stores.values()})
+
+    def _fullest(self, connection: Connection, number: int, body: Body) -> None:
+        connection.reply(number, self.fullest())
 
     async def _repack_candidates(self, connection: Connection, number: int, body: Body) -> None:
         only_stores(connection)
@@ -328,12 +347,19 @@ class TagService:
         connection.reply(number, self.status())
 
     def status(self) -> dict[str, Any]:
-        """Sizes, and the most CPU time that one slice of a walk held the loop."""
+        """Sizes, who waits for what, and the most CPU time that one slice of a walk held the
+        loop."""
         counts = self.store.counts()
         counts["dead_blocks"] = self.freeing.unheard
         counts["worst_slice_ms"] = round(self.worst.seconds * 1e3, 3)
         counts["pid"] = os.getpid()
         counts["clients"] = len(self.attached)
+        counts["waiting"] = {
+            "rows": len(self.waiting),
+            "claims": len(self.claiming),
+            "room": len(self.admission),
+            "partitions": len(self.births),
+        }
         counts["held_bytes"] = {
             p.partition_id: p.account.held_bytes
             for p in self.store.partitions.values()

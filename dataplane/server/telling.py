@@ -97,7 +97,7 @@ async def changes_since(
     Where the revision lies before what history covers, one change is everything there is.
     """
     revision = partition.revision
-    if after < partition.born or not store.history.covers(after):
+    if after < partition.born or not store.history.covers(partition.partition_id, after):
         return await _everything(store, partition, match, worst)
     pages = store.history.pages_since(partition.partition_id, after)
     look = Present(partition).look

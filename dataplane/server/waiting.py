@@ -31,8 +31,6 @@ class Waiting:
         self._service = service
         self._store = service.store
         self._crowds: dict[Partition, dict[Condition, Crowd]] = {}
-        self._unborn: dict[str, set[asyncio.Future[None]]] = {}
-        """Who waits for a partition to appear."""
         self._requests: dict[tuple[Connection, int], tuple[asyncio.Task[Any], int]] = {}
         """What waits, and the number to answer it by, for each number that a client gave it: so
         that it can be given up."""
@@ -45,6 +43,10 @@ class Waiting:
             "watch": self._watch,
             "wait_abandon": self._abandon,
         }
+
+    def __len__(self) -> int:
+        """How many wait for rows or changes of partitions that are there."""
+        return sum(crowd.members for crowds in self._crowds.values() for crowd in crowds.values())
 
     # -- verbs -------------------------------------------------------------------------------
 
@@ -75,11 +77,11 @@ class Waiting:
                     self._leave(partition, condition, crowd)
             except Late:
                 what = many(count, "whole group" if grouped else "matching row")
-                error = await self._late(
+                # Under no name here: what is raised leads to this frame, which must not lead back.
+                raise await self._late(
                     f"partition {partition_id!r} did not come to {what}",
                     loop.time() - started, partition_id, predicate, condition, count,
-                )  # fmt: skip
-                raise error from None
+                ) from None  # fmt: skip
             head, buffers, nbytes = packed
             answer = [(self._store.epoch, revision), *head]
             await connection.reply_with(number, answer, buffers, nbytes)
@@ -102,11 +104,10 @@ class Waiting:
                 finally:
                     self._leave(partition, condition, crowd)
             except Late:
-                error = await self._late(
+                raise await self._late(
                     f"nothing that this watch tells of has changed in partition {partition_id!r}",
                     loop.time() - started, partition_id, predicate, condition, None,
-                )  # fmt: skip
-                raise error from None
+                ) from None  # fmt: skip
             head, buffers, nbytes = told.packed
             answer = [told.changes, *head]
             if nbytes:
@@ -176,21 +177,12 @@ class Waiting:
     # -- who waits where ---------------------------------------------------------------------
 
     async def _born(self, partition_id: str, deadline: float) -> Partition:
-        """The partition, once it is there."""
-        while (partition := self._store.partitions.get(partition_id)) is None:
-            loop = asyncio.get_running_loop()
-            born: asyncio.Future[None] = loop.create_future()
-            waiting = self._unborn.setdefault(partition_id, set())
-            waiting.add(born)
-            timer = loop.call_at(deadline, _too_late, born)
-            try:
-                await born
-            finally:
-                timer.cancel()
-                waiting.discard(born)
-                if not waiting and self._unborn.get(partition_id) is waiting:
-                    del self._unborn[partition_id]
-        return partition
+        """The partition, once it is there. `Late` if it was not by then."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._service.births.of(partition_id)
+        except TimeoutError:
+            raise Late from None
 
     def _join(self, partition: Partition, condition: Condition, predicate: Predicate) -> Crowd:
         crowds = self._crowds.setdefault(partition, {})
@@ -216,9 +208,6 @@ class Waiting:
 
     def _changed(self, partition: Partition) -> None:
         stirred = partition.views.take_stirred()
-        for born in self._unborn.get(partition.partition_id, ()):
-            if not born.done():
-                born.set_result(None)
         crowds = self._crowds.get(partition, {})
         for view, first in stirred.items():
             crowd = crowds.get(view.condition)
@@ -247,8 +236,3 @@ class Waiting:
                     partition_id=partition.partition_id,
                 )
             )
-
-
-def _too_late(born: asyncio.Future[None]) -> None:
-    if not born.done():
-        born.set_exception(Late())

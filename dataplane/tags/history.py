@@ -92,6 +92,17 @@ class History:
         """Changed keys held, a key counted once per change."""
         self._all: deque[Change] = deque()
         self._of: dict[str, _Log] = {}
+        self._forgotten: dict[str, int] = {}
+        """The last change of each partition that is not here any more. One that was quiet for
+        longer than history reaches has missed nothing."""
+
+    def begin(self, partition_id: str) -> None:
+        """A partition of this name is made. There may have been one before that is forgotten."""
+        self._forgotten.setdefault(partition_id, self.floor)
+
+    def forget(self, partition_id: str) -> None:
+        """There is no partition of this name, nor any change of one: nothing is kept of it."""
+        self._forgotten.pop(partition_id, None)
 
     def append(self, change: Change) -> None:
         self._all.append(change)
@@ -138,9 +149,9 @@ class History:
         at = bisect_left(page, n, 0 if number else of.start, key=_n_of)
         return page[at] if at < len(page) and page[at].n == n else None
 
-    def covers(self, n: int) -> bool:
-        """Whether every change after revision n is still here."""
-        return n >= self.floor
+    def covers(self, partition_id: str, n: int) -> bool:
+        """Whether every change of the partition after revision n is still here."""
+        return n >= self._forgotten.get(partition_id, 0)
 
     def expired(self, now: float) -> Change | None:
         """The oldest change, taken out because it is beyond the bounds; None if none is."""
@@ -158,6 +169,6 @@ class History:
         if not of.pages:
             del self._of[oldest.partition_id]
         self.size -= len(oldest.keys)
-        self.floor = oldest.n
+        self.floor = self._forgotten[oldest.partition_id] = oldest.n
         self.floor_at = oldest.at
         return oldest

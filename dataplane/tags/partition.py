@@ -522,22 +522,22 @@ class Partition:
         self._departed(rows, positions, revision)
         return self.release(rows)
 
-    def _departed(self, rows: Sequence[Row], positions: Iterable[int], revision: int) -> None:
+    def _departed(self, rows: Sequence[Row], positions: Sequence[int], revision: int) -> None:
         """Rows are gone: their groups, views and claims lose them."""
-        views, claims = self.views, self.claims
         groups: dict[Group, None] = {}
         for row, position in zip(rows, positions, strict=True):
             group = row.account
             if type(group) is Group:
                 group.positions.discard(position)
                 groups[group] = None
-            if views.active:
-                views.changed(position, row, None, revision)
-            if claims.active:
-                claims.cleared(position, row)
+        if self.views.active:
+            self.views.cleared(rows, positions, revision)
+        if self.claims.active:
+            for row, position in zip(rows, positions, strict=True):
+                self.claims.cleared(position, row)
         for group in groups:
             self.touched[group] = None
-            views.group_changed(group)
+            self.views.group_changed(group)
 
     def swap_clear(
         self,

@@ -119,7 +119,9 @@ class TagStore:
                     cleared_at=dropped,
                 )
             partition = Partition(put.partition_id)
-        elif put.stamp is not None and put.stamp < partition.born:
+        elif put.stamp is not None and self.history.floor <= put.stamp < partition.born:
+            # Below the floor it is too old in any case, and there may have been no drop at all: a
+            # partition that came with a checkpoint is younger than everything before it, too.
             raise StaleWrite(
                 f"partition {put.partition_id!r} was dropped at revision {partition.born} and made "
                 f"anew, after this put began at {put.stamp}",
@@ -146,6 +148,7 @@ class TagStore:
         # What is older than the drop of the partition of this name before it is none of its own.
         partition = Partition(partition_id, self.dropped.get(partition_id, 0))
         self.partitions[partition_id] = partition
+        self.history.begin(partition_id)
         return partition
 
     def _place(self, partition: Partition, put: PutRows, found: Found) -> None:
@@ -440,6 +443,8 @@ class TagStore:
             dropped = self.dropped.get(expired.partition_id)
             if dropped is not None and dropped <= expired.n:
                 del self.dropped[expired.partition_id]
+                if partition is None:
+                    self.history.forget(expired.partition_id)
         while self._reaping and step > 0:
             for partition, key, position in self._reaping[0]:
                 partition.index.forget(key, position)

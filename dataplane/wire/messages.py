@@ -12,6 +12,7 @@ Asked of a tag store:
     list       [partition_id, where, since, columns, limit]  -> list answer, columns as payload
     clear      [partition_id, keys | nil, where, retire, number, settled]  -> [removed, revision]
     stores     []                                            -> {store_id: address}
+    fullest    []                        -> [partition_id, oldest keys, lagging task] | nil
     status     []                                            -> map
     destroy    []                                            -> nil, then the plane ends
   They wait, up to wait_s seconds:
@@ -60,7 +61,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from dataplane.errors import InvalidRequest
+from dataplane.errors import InvalidRequest, QuotaExceeded
 from dataplane.wire.frames import pack
 
 MUST_EXIST = 1
@@ -106,7 +107,7 @@ class PutMeta(NamedTuple):
         try:
             parts: Any = msgpack.unpackb(packed)
             meta = cls(*parts)
-        except Exception:
+        except (ValueError, TypeError):
             raise InvalidRequest("a put's meta is not the expected list") from None
         partition_id, _, flags, number, settled, seen, stamp, attempt, wait_s = meta
         if type(partition_id) is not str:
@@ -133,6 +134,17 @@ class PutAnswer(NamedTuple):
     """Merged tags of each key, where asked for."""
     fields: list[str] | None
     """Fields that all the keys have now, where tags were asked for."""
+
+
+def with_fullest(full: QuotaExceeded, answer: Any) -> QuotaExceeded:
+    """The error of a value store, which knows no keys, with what the tag store knows of who fills
+    it: the answer to `fullest`."""
+    if answer is not None:
+        partition_id, full.oldest_keys, full.lagging_task = answer
+        full.message += f"; partition {partition_id!r} holds the most"
+        if full.lagging_task is not None:
+            full.message += f" (task {full.lagging_task!r} lags most)"
+    return full
 
 
 def is_attempt(value: Any) -> bool:

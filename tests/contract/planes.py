@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ SHM = Path("/dev/shm")
 
 SETTINGS: dict[str, Any] = {
     "linger_s": 5.0,
+    # On a machine that does other things as well, an actor's process takes its time to come up.
+    "start_timeout_s": 60.0,
     "capacity_bytes": 256 << 20,
     "segment_bytes": 16 << 20,
 }
@@ -155,6 +157,20 @@ def _watched(
 
 
 # -- the kinds -------------------------------------------------------------------------------
+
+
+def hosted(
+    kind: str, name: str, settings: dict[str, Any], request: pytest.FixtureRequest
+) -> AbstractContextManager[Plane]:
+    """A plane of one of the kinds. Only those of Ray have its cluster started."""
+    if kind == "embedded-sync":
+        return embedded_sync(name, settings)
+    if kind == "embedded-async":
+        return embedded_async(name, settings)
+    _, other = request.getfixturevalue("ray_cluster")
+    if kind == "ray":
+        return ray_hosted(name, settings)
+    return ray_remote(name, settings, other)
 
 
 @contextmanager

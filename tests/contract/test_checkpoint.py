@@ -51,14 +51,7 @@ def started(
 ) -> Plane:
     """A plane of its own of a kind, which ends with the stack."""
     name = f"checkpoint-{kind}-{os.getpid()}-{next(_numbers)}"
-    if kind == "embedded-sync":
-        return stack.enter_context(planes.embedded_sync(name, settings))
-    if kind == "embedded-async":
-        return stack.enter_context(planes.embedded_async(name, settings))
-    _, other = request.getfixturevalue("ray_cluster")
-    if kind == "ray":
-        return stack.enter_context(planes.ray_hosted(name, settings))
-    return stack.enter_context(planes.ray_remote(name, settings, other))
+    return stack.enter_context(planes.hosted(kind, name, settings, request))
 
 
 class Pair(NamedTuple):
@@ -312,7 +305,7 @@ def test_settings_of_partitions_come_back(pair: Pair) -> None:
         about.pop("used_bytes")  # blocks are others
     assert after == before
     with pytest.raises(QuotaExceeded):
-        restored.kv_put("c", "quota", {"x": torch.zeros(1)}, timeout=0.2)
+        restored.kv_put("c", "quota", {"x": torch.zeros(1)}, timeout=1.0)
     with pytest.raises(InvalidRequest, match="sealed"):
         restored.kv_put("new", "weights@1", {"x": torch.zeros(1)})
     restored.kv_put("w", "weights@2", {"x": torch.zeros(1)})
@@ -505,6 +498,7 @@ def test_nobody_sees_a_load_before_it_is_whole(pair: Pair) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
+    eventually(lambda: witness.status()["waiting"]["partitions"] == 1, "somebody waits for it")
 
     def before(effect: Any) -> None:
         seen.append(len(witness.kv_list_partitions()))

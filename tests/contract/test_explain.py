@@ -14,6 +14,7 @@ from dataplane.errors import DeadlineExceeded, InvalidRequest
 from dataplane.tags.query import compile_where
 from dataplane.types import Explanation
 from tests.contract.planes import Plane, thread_plane
+from tests.contract.waits import in_vain
 from tests.deadline import eventually
 
 LATE_S = 0.4
@@ -37,10 +38,9 @@ def two_prompts(client: Any, partition: str) -> str:
 
 def late(plane: Plane, *args: Any, **named: Any) -> DeadlineExceeded:
     """The error of a wait that is in vain."""
-    with pytest.raises(DeadlineExceeded) as error:
-        plane.client.kv_wait(*args, timeout=LATE_S, **named)
-    assert LATE_S <= error.value.waited_s < LATE_S + 1.0
-    return error.value
+    error = in_vain(lambda: plane.client.kv_wait(*args, timeout=LATE_S, **named))
+    assert LATE_S <= error.waited_s < LATE_S + 1.0
+    return error
 
 
 # -- groups ----------------------------------------------------------------------------------
@@ -70,9 +70,10 @@ def test_a_strict_wait_for_two_whole_groups_says_b_3_of_4(plane: Plane, two_prom
 
 
 def test_a_claim_that_got_nothing_says_b_3_of_4(client: Any, two_prompts: str) -> None:
-    with pytest.raises(DeadlineExceeded) as error:
-        client.kv_claim(two_prompts, "train", count=2, groups=True, timeout=LATE_S)
-    why = error.value.explanation or ""
+    error = in_vain(
+        lambda: client.kv_claim(two_prompts, "train", count=2, groups=True, timeout=LATE_S)
+    )
+    why = error.explanation or ""
     assert "1 of 2 groups are whole and match, 1 of them ready for task 'train'; 2 wanted" in why
     assert "'B': running for " in why
     assert "3 of 4 sessions" in why

@@ -54,7 +54,7 @@ def test_a_new_write_into_a_slot_being_freed_is_right_1000_times(
         client.kv_put("B", "p", {"x": value})
         client.kv_put("A", "p", {"x": value})
         with pytest.raises(QuotaExceeded):
-            client.kv_put("C", "p", {"x": value}, timeout=0.1)
+            client.kv_put("C", "p", {"x": value}, timeout=1.0)
         client.kv_clear(["A"], "p")
         for turn in range(1000):
             client.kv_put("A", "p", {"x": value.fill_(-turn)})
@@ -418,6 +418,9 @@ def test_512_keys_in_one_call_are_one_hop_on_the_tag_store(
         for key in keys:
             client.kv_put(key, "p", {"x": torch.arange(3)})
         client.kv_batch_get(keys[:1], "p")  # connections are made and stores known
+        assert plane.server.values is not None
+        blocks = plane.server.values.store.blocks
+        eventually(lambda: not blocks.counts()["pins"], "the reader has let go")
         requests = Requests(plane)
         client.kv_batch_get(keys, "p")
         eventually(lambda: "unpin" in requests.heard, "the reader has let go")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import torch
 from dataplane.errors import FieldNotFound, InvalidRequest
 from dataplane.types import Revision
 from tests.contract.planes import Plane, embedded_sync
+from tests.contract.waits import Watch, under_way
+from tests.deadline import eventually
 
 TAGS: list[dict[str, Any]] = [
     {"uid": "u0", "step": 1, "score": 0.5, "done": True, "status": "finished"},
@@ -337,6 +341,42 @@ def test_status_counts_keys_bytes_and_fields(plane: Plane, client: Any, filled: 
         assert store["capacity_bytes"] == 256 << 20
         assert store["used_bytes"] <= store["segment_bytes"] <= store["capacity_bytes"]
     assert plane.used_bytes() == 2 * 4096
+
+
+def test_status_says_how_many_wait_and_for_what(plane: Plane, client: Any, partition: str) -> None:
+    def waiting() -> dict[str, int]:
+        return plane.witness.status()["waiting"]
+
+    nobody = {"rows": 0, "claims": 0, "room": 0, "partitions": 0}
+    eventually(lambda: waiting() == nobody, "nobody waits")
+    client.kv_create_partition(partition, quota={"rows": 1})
+    start = client.kv_put("a", partition, tags={}).revision
+    unborn = f"{partition}-unborn"
+
+    def watch(watcher: Any) -> None:
+        with Watch(watcher, partition, since=start, timeout=20) as change:
+            change()
+
+    calls: list[tuple[str, Any]] = [
+        ("rows", lambda c: c.kv_wait(partition, count=2, timeout=20)),
+        ("rows", watch),
+        ("claims", lambda c: c.kv_claim(partition, "t", count=1, where={"n": 1}, timeout=20)),
+        ("room", lambda c: c.kv_put("b", partition, tags={"n": 1}, timeout=20)),
+        ("partitions", lambda c: c.kv_wait(unborn, timeout=20)),
+        ("partitions", lambda c: c.kv_claim(unborn, "t", count=1, timeout=20)),
+    ]
+    want = dict(nobody)
+    with ExitStack() as stack:
+        results: list[Future[Any]] = []
+        for what, call in calls:
+            results.append(stack.enter_context(under_way(plane, call, plane.another())))
+            want[what] += 1
+            assert waiting() == want
+        client.kv_create_partition(partition, quota={"rows": 2})
+        client.kv_put("x", unborn, tags={})
+        for result in results:
+            result.result(20)
+    assert waiting() == nobody
 
 
 def test_segments_are_used_again_round_after_round(client: Any, partition: str) -> None:

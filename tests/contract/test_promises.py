@@ -558,6 +558,7 @@ def test_8_a_put_into_a_full_store_says_who_fills_it_at_its_deadline(
             assert full.value.limit_bytes == 4 << 20
             assert 4_000_000 <= full.value.used_bytes <= 4_010_000
             assert f"{full.value.used_bytes} of {full.value.limit_bytes}" in str(full.value)
+            assert full.value.oldest_keys == ["oldest"]
         assert client.kv_list("p").keys == ["oldest"]
         client.kv_clear(["oldest"], "p")
         client.kv_put("new", "p", {"x": torch.zeros(1_000_000)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -23,9 +24,11 @@ from dataplane.errors import (
     StaleWrite,
 )
 from dataplane.types import Quota
+from dataplane.wire.channel import Broken
 from dataplane.wire.messages import PutMeta
-from tests.contract.planes import Plane, ThreadPlane, thread_plane
+from tests.contract.planes import Plane, ThreadPlane, hosted, thread_plane
 from tests.contract.test_promises import listed
+from tests.contract.test_scenarios import asks
 from tests.contract.waits import under_way
 from tests.deadline import eventually
 
@@ -683,6 +686,68 @@ def test_a_put_told_that_there_is_no_room_is_not_made_after_all(
 
 def used(client: Any) -> int:
     return sum(store["used_bytes"] for store in client.status()["values"].values())
+
+
+# -- a value store that is full --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def full_plane(
+    plane: Plane, plane_settings: dict[str, Any], request: pytest.FixtureRequest
+) -> Iterator[Plane]:
+    """A plane of the same kind, every store of which is full of rows of the partition `most`."""
+    small = {**plane_settings, "capacity_bytes": 4 << 20, "segment_bytes": 4 << 20}
+    with hosted(plane.kind, f"full-{plane.kind}-{os.getpid()}", small, request) as full:
+        client = full.client
+        client.kv_put("x", "little", page())
+        for i in range(2 * len(client.status()["values"])):
+            client.kv_put(f"k{i}", "most", {"x": torch.zeros(500_000)})
+        claim = client.kv_claim("most", "fast", count=1, timeout=20)
+        client.kv_commit(claim)
+        client.kv_commit(client.kv_claim("most", "slow", count=1, timeout=20))
+        client.kv_commit(client.kv_claim("most", "fast", count=1, timeout=20))
+        yield full
+
+
+@pytest.mark.parametrize("size", [300_000, 60_000], ids=["large", "small"])
+def test_a_full_value_store_says_whose_rows_fill_it(full_plane: Plane, size: int) -> None:
+    """Whatever partition the put is for: rows of the one that holds the most are in its way."""
+    client = full_plane.client
+    if full_plane.kind == "ray-remote":
+        client = client.here
+    with pytest.raises(QuotaExceeded) as full:
+        short(client.kv_put, "new", "little", {"y": torch.zeros(size)})
+    error = full.value
+    assert error.oldest_keys is not None
+    assert error.oldest_keys[0] == "k1"  # both tasks have committed the first
+    assert error.lagging_task == "slow"
+    assert error.limit_bytes == 4 << 20
+    assert 4_000_000 <= error.used_bytes <= 4 << 20
+    assert str(error).endswith("; partition 'most' holds the most (task 'slow' lags most)")
+    with pytest.raises(QuotaExceeded) as full:
+        short(client.begin_group, "u", "little", n=1, declared_bytes=4 * size)
+    assert (full.value.oldest_keys, full.value.lagging_task) == (error.oldest_keys, "slow")
+    # What would not fit into an empty store is in nobody's way.
+    with pytest.raises(QuotaExceeded, match="larger than the whole value store") as full:
+        client.kv_put("new", "little", {"y": torch.zeros(2_000_000)}, timeout=20)
+    assert full.value.oldest_keys is None
+
+
+@LOCAL
+def test_who_fills_a_store_is_left_out_where_it_cannot_be_asked(full_plane: Plane) -> None:
+    """The error says why there is no room, whatever becomes of the second question."""
+    put = put_batch(
+        full_plane.core, ["new"], "little", {"y": torch.zeros(1, 300_000)}, None, 0,
+        time.monotonic() + 5.0,
+    )  # fmt: skip
+
+    def before(effect: Any) -> None:
+        if asks(effect, "fullest"):
+            raise Broken("lost by the test")
+
+    with pytest.raises(QuotaExceeded, match="clear rows that were consumed") as full:
+        full_plane.step(put, before=before)
+    assert (full.value.oldest_keys, full.value.lagging_task) == (None, None)
 
 
 # -- faults seen elsewhere -------------------------------------------------------------------

@@ -7,23 +7,54 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from dataplane.errors import DeadlineExceeded
 from dataplane.types import Change
 from tests.contract.planes import Blocking, Plane
+from tests.deadline import eventually
 
-ROUND_TRIPS = 25
-"""Requests of somebody else in which a call of another thread surely reaches the plane."""
+
+def waiting(plane: Plane) -> int:
+    """How many requests wait for anything in the plane."""
+    status = plane.witness.status()
+    stores = sum(store["waiting"] for store in status["values"].values())
+    return stores + sum(status["waiting"].values())
 
 
 @contextmanager
 def under_way(
     plane: Plane, call: Callable[..., Any], *args: Any, **named: Any
 ) -> Iterator[Future[Any]]:
-    """A call that waits at the plane, as far as one can tell from outside; its result."""
+    """A call that has come to wait at the plane, or is over already; its result."""
+    least = waiting(plane)
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(call, *args, **named)
-        for _ in range(ROUND_TRIPS):
-            plane.witness.status()
+
+        def arrived() -> bool:
+            nonlocal least
+            now = waiting(plane)
+            least = min(least, now)  # what others gave up before may leave only now
+            return result.done() or now > least
+
+        eventually(arrived, "the call waits at the plane", within_s=20)
         yield result
+
+
+def in_vain(call: Callable[[], Any]) -> DeadlineExceeded:
+    """What the store says of a call that waits in vain."""
+    for _ in range(10):
+        with pytest.raises(DeadlineExceeded) as late:
+            call()
+        if not is_of_client(late.value):
+            return late.value
+    raise AssertionError("the store never had the time to say it")
+
+
+def is_of_client(late: DeadlineExceeded) -> bool:
+    """Whether it is the client that gave up, a while after the store should have said something:
+    a busy machine may leave a store no time for that."""
+    return "was not answered" in str(late)
 
 
 class Watch:

@@ -10,6 +10,7 @@ import msgpack
 from dataplane.errors import DataplaneError, InternalError
 from dataplane.tags.claims.leases import Granted
 from dataplane.tags.claims.queues import Ask
+from dataplane.tags.claims.ready import SHARD_BITS
 from dataplane.tags.claims.wants import Want
 from dataplane.tags.groups import Group
 from dataplane.tags.history import History
@@ -292,9 +293,16 @@ class Desk:
 
     def _ready(self, queue: Any) -> set[int]:
         if not queue.grouped:
-            return {p for p in range(self._end()) if p in queue.ready}
+            ready = {p for p in range(self._end()) if p in queue.ready}
+            for position in ready:
+                row = self.partition.slots.at(position)
+                assert _place(queue, position) == queue.order.key(row)
+            return ready
         ready = {a for a in self._attempts() if a in queue.ready}
         assert ready == set(queue.groups)
+        for attempt, group in queue.groups.items():
+            rows = map(self.partition.slots.at, group.positions)
+            assert _place(queue, attempt) == min(map(queue.order.key, rows))
         assert len(ready) == len(queue.ready)
         return ready
 
@@ -312,3 +320,8 @@ class Desk:
             and group.positions
             and all(view.matches(rows[p]) and not has(p) for p in group.positions)
         }
+
+
+def _place(queue: Any, number: int) -> tuple[Any, ...]:
+    """Where a row or group stands among those that are ready."""
+    return queue.ready._entries[number >> SHARD_BITS][number][:-2]

@@ -448,6 +448,29 @@ def test_a_ready_group_changes_its_place_with_its_rows(desk: Desk) -> None:
     assert waiting.keys == ["v_0", "w_0", "u_0"]
 
 
+@pytest.mark.parametrize("moved", [False, True], ids=["cleared", "taken by another group"])
+def test_a_group_that_lost_its_foremost_row_and_stays_whole_changes_its_place(
+    desk: Desk, moved: bool
+) -> None:
+    orders = {"by revision": None, "down": "-n"}
+    for task, order_by in orders.items():  # their queues are there when the rows change
+        desk.leave(desk.claim(1, groups=True, order_by=order_by, task=task))
+    other = desk.begin("w")
+    group = desk.begin("u", 2)
+    desk.put("u_0", {"n": 3}, group=group)
+    desk.finished("v", {"n": 2})
+    desk.put("u_1", {"n": 1}, group=group)
+    desk.end(group)
+    if moved:
+        desk.put("u_0", group=other)
+    else:
+        desk.clear("u_0")
+    desk.check()
+    for task, order_by in orders.items():
+        assert desk.claim(1, groups=True, order_by=order_by, task=task).keys == ["v_0"]
+        assert desk.claim(1, groups=True, order_by=order_by, task=task).keys == ["u_1"]
+
+
 def test_a_group_that_is_dropped_while_it_is_claimed_is_lost_to_the_claim(desk: Desk) -> None:
     desk.finished("u", {}, {})
     desk.finished("v", {})

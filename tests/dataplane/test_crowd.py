@@ -309,7 +309,7 @@ async def test_who_waited_all_along_needs_no_history(stage: Stage) -> None:
     await turns()
     for i in range(50):
         stage.put(f"k{i}", v=2)
-    assert not stage.store.history.covers(start)
+    assert not stage.store.history.covers(stage.partition.partition_id, start)
     n = stage.put("a", v=1)
     assert (await within(call)).changes == [[(1, n), [], 1, False]]
     told = await within(stage.watch(start))  # who comes back to it does

@@ -465,6 +465,40 @@ def test_a_drop_is_known_as_long_as_history_covers_it() -> None:
         put(store, P, ["a"], tags=[{}], stamp=3)
 
 
+def test_a_put_older_than_history_is_not_told_of_a_drop_that_never_was() -> None:
+    store = TagStore(1, History(max_changes=3))
+    for i in range(9):
+        put(store, "q", [f"k{i}"], tags=[{}])
+    put(store, P, ["a"], tags=[{}])  # the first of this name
+    with pytest.raises(StaleWrite, match="before what history still covers") as error:
+        put(store, P, ["b"], tags=[{}], stamp=2)
+    assert error.value.cleared_at is None
+    put(store, P, ["b"], tags=[{}], stamp=8)  # begun before there was the partition
+
+
+def test_a_partition_made_again_after_its_drop_was_forgotten_is_another_one() -> None:
+    store = TagStore(1, History(max_changes=3))
+    known = [put(store, P, [key], tags=[{}]) for key in "ab"][-1]
+    drop_partition(store, P)
+    for i in range(9):
+        put(store, "q", [f"k{i}"], tags=[{}])
+    assert not store.dropped
+    again = put(store, P, ["b"], tags=[{}])
+    assert not store.history.covers(P, known)
+    assert store.history.covers(P, again)
+
+
+def test_what_history_knows_of_partitions_that_are_gone_is_bounded() -> None:
+    store = TagStore(1, History(max_changes=20))
+    for i in range(500):
+        put(store, f"p{i}", ["a"], tags=[{}])
+        drop_partition(store, f"p{i}")
+        put(store, "kept", ["k"], tags=[{}])
+    history = store.history
+    assert len(store.dropped) <= 20
+    assert len(history._forgotten) <= 20 + len(store.partitions)
+
+
 def test_a_partition_of_the_same_name_has_a_life_of_its_own(
     store: TagStore, blocks: Blocks
 ) -> None:

@@ -71,8 +71,8 @@ def test_history_is_bounded_by_age_and_the_newest_change_stays(
         pass
     assert [c.n for c in reversed(list(history.since("p", 0)))] == kept
     assert history.floor == floor
-    assert not history.covers(floor - 1)
-    assert history.covers(floor)
+    assert not history.covers("p", floor - 1)
+    assert history.covers("p", floor)
 
 
 def test_one_bound_holds_for_all_partitions_together() -> None:
@@ -81,6 +81,26 @@ def test_one_bound_holds_for_all_partitions_together() -> None:
     assert list(history.since("p", 0)) == []
     assert [c.n for c in history.since("q", 0)] == [4, 3, 2]
     assert history.floor == 1  # a listing of p since 0 cannot be told from changes any more
+
+
+def test_a_partition_that_was_quiet_for_longer_than_history_reaches_is_covered() -> None:
+    history = History(max_changes=3)
+    fill(history, [change(1, partition_id="p"), change(2, partition_id="p")])
+    fill(history, [change(n, partition_id="q") for n in range(3, 30)])
+    assert history.floor == 26
+    assert [history.covers("p", n) for n in (0, 1, 2, 26)] == [False, False, True, True]
+    assert [history.covers("q", n) for n in (2, 25, 26)] == [False, False, True]
+    assert history.covers("never", 0)
+
+
+def test_a_partition_that_is_made_when_history_has_forgotten_is_covered_from_there() -> None:
+    """One of its name may have been there before, of which nothing is known any more."""
+    history = History(max_changes=3)
+    fill(history, [change(n, partition_id="q") for n in range(1, 10)])
+    history.begin("p")
+    assert [history.covers("p", n) for n in (0, 5, 6, 9)] == [False, False, True, True]
+    history.begin("q")
+    assert not history.covers("q", 5)  # what was known stays
 
 
 def test_what_expired_is_handed_over_oldest_first() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,19 +12,6 @@ import pytest
 
 from tests.faults import planes
 from tests.faults.planes import Plane
-
-
-@pytest.fixture(scope="module")
-def roots() -> Iterator[dict[str, Path]]:
-    """Settings that put planes in folders of one test module; at the end nothing is left there."""
-    # Not pytest's own folder: a path of a unix socket has at most 107 bytes.
-    runtime = Path(tempfile.mkdtemp(prefix="dataplane-"))
-    shm = Path(tempfile.mkdtemp(prefix="dataplane-", dir="/dev/shm"))
-    yield {"runtime_dir": runtime, "shm_dir": shm}
-    left = sorted(os.listdir(runtime)), os.listdir(shm)
-    shutil.rmtree(runtime)
-    shutil.rmtree(shm)
-    assert left in (([], []), (["lock"], []))
 
 
 @pytest.fixture(scope="module")

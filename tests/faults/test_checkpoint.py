@@ -237,7 +237,7 @@ def test_what_is_repacked_while_it_is_saved_is_read_where_it_was(
                     # It knows where the rows are; now they are moved, to make room for this.
                     with pytest.raises(QuotaExceeded):
                         large = torch.zeros(900_000)
-                        client.kv_put("large", "q", {"x": large}, timeout=0.5)
+                        client.kv_put("large", "q", {"x": large}, timeout=2.0)
                     moved.append(plane.counts()["blocks"])
                     assert client.status()["dead_blocks"] >= 1
                 try:
@@ -345,8 +345,11 @@ def test_a_saver_that_is_killed_leaves_the_old_checkpoint_and_no_bytes_in_use(
     with Process(save_and_stop, plane.joined, plane.config, path, verb) as saver:
         saver.stopped()
         client.kv_clear(["a"], "p")
-        held = verb != "rename"
-        assert client.status()["dead_blocks"] == held
+        if verb == "rename":  # it holds nothing any more
+            eventually(lambda: not client.status()["dead_blocks"], "the dead block is freed")
+        else:
+            for _ in range(20):
+                assert client.status()["dead_blocks"] == 1
         saver.kill()
     eventually(lambda: not client.status()["dead_blocks"], "bytes are freed", within_s=15.0)
     plane.comes_to(used_bytes=0)

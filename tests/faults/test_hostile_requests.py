@@ -127,6 +127,7 @@ BODIES: dict[str, list[Any]] = {
     "seal_partition": ["q", 1, 0],
     "drop_partition": ["q", None, 1, 0],
     "stores": [],
+    "fullest": [],
     "status": [],
     "explain": ["p", {"n": 1}, ["x"], "t", False, 1],
     "wait": ["p", {"n": 1}, [], 10, False, 0.0, 1],
@@ -218,7 +219,7 @@ def test_a_body_of_wrong_types_is_refused_and_changes_nothing(
             assert verb not in ("put_tags", "put_block", "commit"), body
             if verb == "clear":
                 assert answer[0] == 0, body
-    if verb not in ("begin", "stores", "status", "partitions", "value_status"):
+    if verb not in ("begin", "stores", "fullest", "status", "partitions", "value_status"):
         assert refused > 10
     # The connection is still in step.
     assert raw.ask("list", ["p", None, None, None, None])[0] == list(

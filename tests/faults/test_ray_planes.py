@@ -29,6 +29,7 @@ from tests.faults.planes import MiB
 from tests.faults.processes import is_gone
 from tests.faults.raw import Raw, block, meta
 from tests.faults.test_silence import VERBS
+from tests.repo.tree import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
@@ -366,7 +367,7 @@ def test_mostly_dead_blocks_are_repacked_across_the_two_stores(init: Init, name:
         client.kv_batch_put(keys, "p", {"x": x})
         left[keys[3]] = x[3]
     with pytest.raises(QuotaExceeded):
-        client.kv_put("large", "q", {"x": torch.zeros(2 * MiB, dtype=torch.uint8)}, timeout=0.3)
+        client.kv_put("large", "q", {"x": torch.zeros(2 * MiB, dtype=torch.uint8)}, timeout=2.0)
     client.kv_clear([k for k in client.kv_list("p").keys if k not in left], "p")
     before = client.kv_list("p").revision
     client.kv_put("large", "q", {"x": torch.zeros(3 * MiB, dtype=torch.uint8)})
@@ -386,6 +387,7 @@ import json, os, signal, sys, time
 import ray, torch
 import dataplane
 from dataplane.errors import PlaneLost
+from tests.deadline import eventually
 
 settings = json.loads(sys.argv[1])
 runtime, shm = settings["runtime_dir"], settings["shm_dir"]
@@ -436,9 +438,7 @@ try:
 except dataplane.PartitionNotFound:
     listed = "PartitionNotFound"
 again.close(destroy=True)
-deadline = time.monotonic() + 10
-while folders() and time.monotonic() < deadline:
-    time.sleep(0.01)
+eventually(lambda: not folders(), "the plane leaves nothing")
 ray.shutdown()
 print(json.dumps({
     "took": took, "stale_client": stale_client, "attached": attached, "listed": listed,
@@ -465,7 +465,7 @@ def test_on_a_busy_1_cpu_cluster_with_tokens_it_starts_and_takes_no_earlier_sess
         environment.pop("RAY_ADDRESS", None)  # of the session's cluster
         done = subprocess.run(
             [sys.executable, "-c", SPECIAL, json.dumps(settings)],
-            capture_output=True, text=True, timeout=100, env=environment,
+            capture_output=True, text=True, timeout=100, env=environment, cwd=ROOT,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         said = json.loads(done.stdout.splitlines()[-1])

@@ -252,7 +252,7 @@ def test_no_deadline_of_anybody_ends_the_reservation_of_a_stopped_writer(
         plane.comes_to(blocks_reserved=1)
         plane.client.kv_put("0", "full", row)
         with pytest.raises(QuotaExceeded) as full:
-            plane.client.kv_put("1", "full", row, timeout=0.5)
+            plane.client.kv_put("1", "full", row, timeout=2.0)
         assert full.value.used_bytes == SEGMENT_ROOM + LARGE_EXTENT
         assert full.value.limit_bytes == SMALL_STORE["capacity_bytes"]
         assert plane.counts()["blocks_reserved"] == 1
@@ -405,7 +405,7 @@ def test_a_forked_child_that_lets_go_of_a_view_and_ends_leaves_its_parents_pins(
         assert status == 0
         assert plane.counts()["pins"] == 1
         plane.client.kv_clear(["A"], partition)
-        assert plane.counts()["blocks_dead"] == 1
+        plane.comes_to(blocks_dead=1)
         reader.hears("go on")
         assert reader.says() == int(OTHERS.sum())
         plane.comes_to(pins=0, used_bytes=0)

@@ -273,6 +273,7 @@ def test_a_put_whose_connection_breaks_after_it_was_published_has_one_effect(
     for fields in (None, SMALL, LARGE):
         plane.client.kv_put("A", "p", fields, {"n": 0})  # every connection is there
         before = plane.client.revision
+        eventually(lambda: not plane.client.status()["dead_blocks"], "what it replaced is freed")
         used = plane.counts()["used_bytes"]
         lost.clear()
         with monkeypatch.context() as patched:

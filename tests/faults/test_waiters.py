@@ -23,7 +23,7 @@ from dataplane.client.core import Joined
 from dataplane.client.sync import Client
 from dataplane.config import Config
 from dataplane.errors import DataplaneError, DeadlineExceeded, InvalidRequest, PlaneLost
-from tests.deadline import eventually
+from tests.deadline import eventually, eventually_async
 from tests.faults import planes
 from tests.faults.planes import Plane
 from tests.faults.processes import Process, Speaker
@@ -48,9 +48,9 @@ def who_waits(plane: Plane, partition: str) -> int:
     """How many wait in a partition, or for it."""
     assert plane.server is not None
     assert plane.server.tags is not None
-    waiting = plane.server.tags.waiting
-    count = len(waiting._unborn.get(partition, ()))
-    for there, crowds in list(waiting._crowds.items()):
+    tags = plane.server.tags
+    count = len(tags.births._awaited.get(partition, ()))
+    for there, crowds in list(tags.waiting._crowds.items()):
         if there.partition_id == partition:
             count += sum(crowd.members for crowd in list(crowds.values()))
     return count
@@ -84,8 +84,11 @@ def a_thousand(
         wheres: list[Any] = [{"status": "done"}] * (WAITERS // 2)
         wheres += [{"status": "done", "uid": f"u{i}"} for i in range(WAITERS // 2)]
         tasks = [asyncio.create_task(client.kv_wait(partition, where)) for where in wheres]
-        for _ in range(3):
-            await client.status()  # on the same connection, so behind all of them
+
+        async def all_wait() -> bool:
+            return (await client.status())["waiting"]["rows"] >= WAITERS
+
+        await eventually_async(all_wait, f"{WAITERS} wait")
         before = cpu_s(plane_pid), time.process_time()
         speaker.say("waiting")
         if quiet_s:
@@ -378,7 +381,7 @@ def test_who_dies_waits_no_longer(inside: Plane, partition: str) -> None:
     tags = inside.server and inside.server.tags
     assert tags is not None
     assert tags.waiting._crowds == {}
-    assert tags.waiting._unborn == {}
+    assert tags.births._awaited == {}
 
 
 @pytest.mark.parametrize("verb", ["wait", "watch"])
@@ -403,8 +406,7 @@ def test_no_wait_outlives_its_plane(
     thread = threading.Thread(target=wait)
     thread.start()
     with plane.another() as other:
-        for _ in range(30):
-            other.kv_list(partition)
+        eventually(lambda: other.status()["waiting"]["rows"] == 1, "it waits")
     os.kill(plane.pid, signal.SIGKILL)
     thread.join(20)
     assert not thread.is_alive()

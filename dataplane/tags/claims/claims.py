@@ -329,6 +329,8 @@ class Claims:
                 asks += queue.asks.values()
                 queue.asks.clear()
                 queue.view.subscribers.clear()
+            # A queue leads to its task and to all rows: a circle would keep them for ever.
+            task.queues.clear()
         self.tasks = {}
         self.holders = Holders()
         self._awake.clear()

@@ -47,7 +47,8 @@ class Subscriber(Protocol):
         ...
 
     def whole(self, group: Group, /) -> None:
-        """The group has ended as finished, and every row of it matches."""
+        """The group has ended as finished, and every row of it matches: newly, or still, with
+        other rows than before."""
         ...
 
     def broken(self, group: Group, /) -> None:
@@ -213,17 +214,17 @@ class View:
         """Look whether the group is whole; whether that is news."""
         rows = len(group.positions)
         whole = group.status == FINISHED and 0 < rows == self.groups.get(group, 0)
-        if whole == (group in self.whole):
-            return False
+        was = group in self.whole
         if whole:
             self.whole[group] = None
+            # Told again where it stays whole: other rows than before may belong to it.
             for subscriber in self.subscribers:
                 subscriber.whole(group)
-        else:
+        elif was:
             del self.whole[group]
             for subscriber in self.subscribers:
                 subscriber.broken(group)
-        return True
+        return whole != was
 
     def hold(self) -> dict[int, set[int]]:
         """The matching places as they are now, for good."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 from dataplane.tags.groups import Group
 from dataplane.tags.query import Predicate
@@ -38,7 +39,9 @@ class Views:
     def __init__(self, partition: Partition) -> None:
         self.active = False
         """Whether there is any view that has to hear of changes."""
-        self._partition = partition
+        self._of = ref(partition)
+        """Weak: a partition that is dropped goes at once, with all of its rows. Servers freeze
+        what survives, so nothing else would ever free a circle of it."""
         self._views: dict[Condition, View] = {}
         self._idle: dict[View, None] = {}
         """Those that nobody uses, the one used last at the end."""
@@ -51,6 +54,12 @@ class Views:
 
     def __len__(self) -> int:
         return len(self._views)
+
+    @property
+    def _partition(self) -> Partition:
+        partition = self._of()
+        assert partition is not None
+        return partition
 
     # -- coming and going --------------------------------------------------------------------
 
