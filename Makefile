@@ -1,6 +1,6 @@
 # A fresh machine needs Python 3.11 and make; every target makes .venv when it is missing.
 #
-#   make test     the test suite               make demo     a put, list, get, clear to look at
+#   make test     the test suite               make demo     verbs to look at, then a rollout
 #   make lint     ruff and pyright             make bench    this project against TransferQueue
 #   make setup    only the environment         make clean    remove what the others made
 
@@ -40,10 +40,12 @@ lint: $(DEV)
 
 demo: $(DEV)
 	$(PY) deploy/examples/demo.py
+	$(PY) -m agentloop.run --config deploy/examples/rollout.yaml
 
 # BENCH_SMOKE=1 runs every workload once at a small size; BENCH_ARGS='--only put_one' picks some.
 bench: $(BENCH)
 	$(PY) -m tests.bench $(if $(BENCH_SMOKE),--smoke) $(BENCH_ARGS)
+	$(PY) -m tests.bench.sessions $(if $(BENCH_SMOKE),--smoke)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json

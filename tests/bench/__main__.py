@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.bench import report, runner
 from tests.bench.listings import Listing, TagPut
+from tests.bench.packs import FetchAndPack
 from tests.bench.rows import DenseBatch, RaggedBatch, ScatteredGet, SixWriters, Trajectories
 from tests.bench.scaling import FlatMemory, ManyClients, ManyKeys
 from tests.bench.subjects import NAMES
@@ -21,6 +22,7 @@ WORKLOADS: tuple[type[Workload], ...] = (
     TagPut,
     Listing,
     ScatteredGet,
+    FetchAndPack,
     FlatMemory,
     ManyKeys,
     ManyClients,

@@ -11,7 +11,7 @@ from tests.bench.subjects import Dataplane, Subject
 from tests.bench.workload import Cast, Line, Workload, median_of_each, shuffled, timed
 
 
-class _Batch(Workload):
+class BatchWorkload(Workload):
     """Shared by the workloads that put one batch and get it back."""
 
     batch: data.Batch
@@ -44,7 +44,7 @@ class _Batch(Workload):
         subject.clear(self.batch.keys, self.partition)
 
 
-class DenseBatch(_Batch):
+class DenseBatch(BatchWorkload):
     name = "dense"
     subjects = (*Workload.subjects, "memcpy")
     lines = (
@@ -88,7 +88,7 @@ class DenseBatch(_Batch):
         return found
 
 
-class RaggedBatch(_Batch):
+class RaggedBatch(BatchWorkload):
     name = "ragged"
     lines = (
         Line("put_ragged", "ms", "put 1024 ragged rows, 6 fields, mean 1.1k tokens, with tags", 25),
@@ -111,7 +111,7 @@ class RaggedBatch(_Batch):
         return found
 
 
-class Trajectories(_Batch):
+class Trajectories(BatchWorkload):
     """Rows that are put one by one, and got in one call."""
 
     name = "one"

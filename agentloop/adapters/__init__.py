@@ -1,0 +1,1 @@
+"""Trajectories of other projects, taken in and given back. Imports none of those projects."""

@@ -1,0 +1,1 @@
+"""Environments as TRL has them, as loops: one object per session, whose methods are the tools."""

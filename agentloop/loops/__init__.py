@@ -1,0 +1,1 @@
+"""Agent loops, the chat template that they speak through, and one session from prompt to reward."""

@@ -1,0 +1,32 @@
+"""From settings to the workers of a run."""
+
+from __future__ import annotations
+
+from agentloop.assembly import assemble
+from agentloop.config import RunConfig, WorkerConfig
+from agentloop.production.seats import Seats, StartWorker
+from agentloop.workers.local import LocalWorker
+from agentloop.workers.process import ProcessWorker
+from agentloop.workers.types import Worker
+
+
+def make_seats(config: RunConfig, worker: WorkerConfig) -> Seats:
+    """The workers of a run."""
+    kind, plain = config.workers, worker.model_dump(mode="json")
+
+    async def local() -> Worker:
+        assembled = await assemble(worker)
+        return LocalWorker(assembled.producer, on_close=assembled.close)
+
+    async def process() -> Worker:
+        return await ProcessWorker.start(plain, start_timeout_s=kind.start_timeout_s)
+
+    async def ray_actor() -> Worker:
+        from agentloop.workers.ray import RayWorker
+
+        return await RayWorker.start(
+            plain, groups=kind.groups, num_cpus=kind.num_cpus, num_gpus=kind.num_gpus
+        )
+
+    start: StartWorker = {"local": local, "process": process, "ray": ray_actor}[kind.kind]
+    return Seats([start] * kind.count, kind.groups)

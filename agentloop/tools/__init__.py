@@ -1,0 +1,1 @@
+"""Tools that a policy may call: what one is, how calls are read, and functions as tools."""

@@ -1,0 +1,1 @@
+"""Where groups run: this process, a child process, a Ray actor, behind one Protocol."""
