@@ -49,6 +49,9 @@ class Trajectory:
     position_layout: str = "1d"
     has_rollout_logprobs: bool = False
     has_routed_experts: bool = False
+    has_multi_modal_inputs: bool = False
+    shared: str | None = None
+    """Key under which lies what its group has in common: images of the prompt."""
     is_padding: bool = False
 
     @property
@@ -113,6 +116,8 @@ class Trajectory:
             position_layout=layout,
             has_rollout_logprobs=read.flag("has_rollout_logprobs", "logprobs" in present),
             has_routed_experts=read.flag("has_routed_experts", "routed_experts" in present),
+            has_multi_modal_inputs="multi_modal_inputs" in present,
+            shared=read.optional_text("shared"),
             is_padding=read.flag("is_padding", False),
         )
 

@@ -27,13 +27,25 @@ class RankPlan:
     """What the workers of one data-parallel rank fetch and train."""
 
     indices: list[int]
-    """The rows of this rank, ascending, as places in the batch that was planned."""
+    """The rows of this rank, as places in the batch that was planned; ascending, unless they are
+    `in_pack_order`."""
     packs: list[Step]
     """# [optimizer_step][pack] -> places in `indices`"""
 
     def take(self, items: Sequence[_Item]) -> list[_Item]:
         """This rank's part of something that the whole batch has one of a row: keys, advantages."""
         return [items[i] for i in self.indices]
+
+    def in_pack_order(self) -> RankPlan:
+        """The same part with its rows in the order in which packs have them: rows that are fetched
+        in this order are cut into packs, and not gathered.
+
+        Example: indices [4, 7, 9] in packs [[[2], [0, 1]]] become [9, 4, 7] in [[[0], [1, 2]]].
+        """
+        order = [place for step in self.packs for pack in step for place in pack]
+        at = iter(range(len(order)))
+        packs = [[[next(at) for _ in pack] for pack in step] for step in self.packs]
+        return RankPlan([self.indices[place] for place in order], packs)
 
     def check_steps(self, optimizer_steps: int) -> int:
         """How many optimizer steps these are; fewer than configured is fine, more is PlanError."""
