@@ -130,9 +130,9 @@ class Claiming:
         service.on_change.append(self._changed)
 
     def __len__(self) -> int:
-        """How many claims wait to be answered, of partitions that are there."""
+        """How many claims wait for rows, of partitions that are there."""
         return sum(
-            pending.partition is not None and not pending.answer.done()
+            pending.ask is not None and not pending.answer.done()
             for pending in self._pending.values()
         )
 
@@ -211,6 +211,8 @@ class Claiming:
     def _enter(self, pending: _Pending, name: tuple[str, int], want: Want) -> None:
         assert pending.partition is not None
         assert pending.queue is not None
+        # A quota may have been set while the queue was filled.
+        pending.partition.claims.check_count(pending.partition, want.count)
         client_id, request = name
         pending.ask = Ask(
             client_id, request, pending.queue, want.count, want.fields, want.lease_s, want.rank,

@@ -131,6 +131,8 @@ class Speaker:
 
 
 def _run(pipe: Pipe, function: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    # A suite that runs in the background of a shell is deaf to it, and so would this process be.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         function(Speaker(pipe), *arguments)
     except BaseException as error:
