@@ -18,6 +18,8 @@ from agentloop.production.accounting import GroupOutcome
 from agentloop.trajectory.state import RolloutState, Status
 from dataplane import AsyncClient, StaleWrite
 from tests.agentloop.scripts import ScriptedLoop, job
+from tests.contract.planes import Plane
+from tests.deadline import eventually_async
 
 SAY = [("say", [20, 21])]
 
@@ -298,12 +300,37 @@ async def test_a_group_that_waits_for_room_is_interrupted_too(
     work = job("q", partition, SAY)
     group = Group(work, task(loop, declared_bytes=1 << 19), client)
     running = asyncio.create_task(group.run())
-    await asyncio.sleep(0.05)
+
+    async def waits() -> int:
+        return (await client.status())["waiting"]["room"]
+
+    await eventually_async(waits, "the group waits for room", within_s=20)
     assert not running.done()
     group.request_abort()
     outcome = await asyncio.wait_for(running, 20)
     assert (outcome.status, outcome.attempt) == (Status.ABORTED, None)
     await client.end_group(first, "failure")
+
+
+async def test_what_a_group_shares_stays_until_the_group_is_cleared(
+    plane: Plane, client: AsyncClient, partition: str
+) -> None:
+    """xtuner#2064: two keys share one stored image; one of them is cleared."""
+    before = plane.used_bytes()
+    work = job("q", partition, SAY, SAY, shared=True)
+    image = {"pixel_values": torch.arange(12.0).reshape(3, 4)}
+    await submit(client, partition, [work], persist=True, shared={"q": image})
+    await client.begin_group("q", partition, n=2)  # a worker that died over it
+    await Group(work, task(ScriptedLoop()), client).run()
+    found = await rows(client, partition)
+    assert [found[key]["shared"] for key in ("q_0_0", "q_1_0")] == ["q", "q"]
+    await client.kv_clear(["q_0_0"], partition)
+    where = found["q_1_0"]["shared"]
+    got = await client.kv_batch_get([where], partition, ["multi_modal_inputs"], layout="list")
+    assert torch.equal(got["multi_modal_inputs"][0]["pixel_values"], image["pixel_values"])
+    await client.kv_clear(None, partition, where={"uid": "q"}, retire=True)
+    plane.settle()
+    assert plane.used_bytes() <= before  # other tests of this module leave rows, and free some
 
 
 def test_jobs_are_plain_data() -> None:

@@ -202,8 +202,8 @@ async def test_nothing_is_kept_of_prompts_that_failed(client: AsyncClient, parti
         most = max(most, *map(len, held), sum(map(sys.getsizeof, held)) // 100)
 
     manager._on_outcome = look
-    result = await manager.produce(2_000, 1)
-    assert result.failed_samples == 2_000
+    result = await manager.produce(10_000, 1)
+    assert result.failed_samples == 10_000
     assert most <= 200
     assert await prompts_of(client, partition) == {}
     await manager.close()

@@ -365,9 +365,9 @@ async def test_one_deadline_holds_for_all_tries(fault: str) -> None:
         else:
             server.refusals = [(503, {})] * 100_000
         begin = time.monotonic()
-        with pytest.raises(EngineTimeout, match=r"within 0\.3 s"):
-            await engine.generate(_request("slow", timeout_s=0.3))
-        assert time.monotonic() - begin < 5
+        with pytest.raises(EngineTimeout, match=r"within 1 s"):
+            await engine.generate(_request("slow", timeout_s=1.0))
+        assert time.monotonic() - begin < 20
         if fault == "hang":  # its connection was closed, so the server stops too
             await server.until(lambda: server.left == 1)
             server.hangs = 0
@@ -592,7 +592,7 @@ async def test_xtuner_1827_requests_after_an_abort_end_at_once_and_pause_returns
     """Pause while 3 of 8 sessions run and the server ignores it for one of them."""
     async with (
         RolloutServer("sglang") as server,
-        _engine(server, "sglang", limits={"abort_grace_s": 0.5}) as engine,
+        _engine(server, "sglang", limits={"abort_grace_s": 2.0}) as engine,
     ):
         done = await asyncio.gather(*(engine.generate(_request(f"d{i}")) for i in range(5)))
         tasks = await _under_way(server, engine, 3)
@@ -604,9 +604,9 @@ async def test_xtuner_1827_requests_after_an_abort_end_at_once_and_pause_returns
         pausing = asyncio.ensure_future(engine.pause())
         await asyncio.sleep(0)
         late = await asyncio.gather(*(engine.generate(_request(f"l{i}")) for i in range(5)))
-        assert time.monotonic() - begin < 0.4
+        assert not pausing.done()  # they did not wait for it
         await pausing
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 20
         assert not stubborn.is_set()
         assert [task.result().finish_reason for task in tasks] == ["abort"] * 3
         assert [len(task.result().token_ids) for task in tasks] == [HELD, 0, HELD]
