@@ -252,6 +252,13 @@ class RolloutManager:
                     continue
                 except WorkerError as error:
                     return await self._give_up(job, str(error))
+                if outcome.status is Status.ARCHIVED and 0 < job.tries <= self._reissues:
+                    # The begin of a worker that died may arrive after the one that took its place.
+                    known = await self._after_loss(job)
+                    if known is None:
+                        job = replace(job, attempt=None, tries=job.tries + 1)
+                        continue
+                    return known
                 if outcome.status in _INTERRUPTED:
                     self._interrupted.append(replace(job, attempt=outcome.attempt))
                 return outcome

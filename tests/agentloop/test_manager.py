@@ -281,6 +281,29 @@ async def test_a_prompt_whose_worker_died_is_begun_anew_or_known(
     await manager.close()
 
 
+async def test_the_begin_of_a_dead_worker_that_comes_late_takes_no_prompt_away(
+    client: AsyncClient, partition: str
+) -> None:
+    loop = ScriptedLoop()
+    seats, started = workers(client, loop)
+    prompts = Prompts(partition, [[("wait", "g"), *SAY]])
+    manager = await manager_of(client, partition, seats, prompts)
+    producing = asyncio.create_task(manager.produce(1, 1))
+    await loop.at("g").wait()
+    first = (await prompts_of(client, partition))["scripted-0"]["attempt"]
+    started[0].die()
+    where = {"is_prompt": True, "attempt": {">": first}, "status": "running"}
+    await client.kv_wait(partition, where, timeout=20)
+    late = await client.begin_group("scripted-0", partition, n=1)
+    loop.gate("g").set()
+    result = await producing
+    assert result.groups == ("scripted-0",)
+    found = (await prompts_of(client, partition))["scripted-0"]
+    assert found["status"] == "finished"
+    assert found["attempt"] > late
+    await manager.close()
+
+
 async def test_a_prompt_that_kills_its_workers_is_given_up(
     client: AsyncClient, partition: str
 ) -> None:
