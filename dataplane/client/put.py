@@ -421,7 +421,7 @@ def _seconds(deadline: float) -> float:
             "copying the values, took all of it",
         )
     # The store gives up a little earlier, so that its reason arrives before the deadline.
-    return min(left - min(0.5, 0.1 * left), LONGEST_WAIT_S)
+    return min(left - min(1.0, 0.1 * left), LONGEST_WAIT_S)
 
 
 def _seconds_or(full: QuotaExceeded, deadline: float) -> float:

@@ -485,7 +485,7 @@ def test_many_who_give_up_at_once_are_all_told(own_plane: Callable[..., Plane]) 
 
     async def all_of_them() -> list[Any]:
         async with AsyncClient(plane.joined, plane.config) as client:
-            puts = [client.kv_put(f"w{i}", "train", tags={}, timeout=6.0) for i in range(300)]
+            puts = [client.kv_put(f"w{i}", "train", tags={}, timeout=10.0) for i in range(300)]
             return await asyncio.gather(*puts, return_exceptions=True)
 
     errors = asyncio.run(all_of_them())
