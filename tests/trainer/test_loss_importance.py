@@ -60,6 +60,27 @@ def test_ex_6_8_mismatch() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("old", "rollout", "k1", "k3", "ours", "theirs", "ratio", "distance"),
+    [
+        ([-1.0], [-1.5], -0.5, 0.1487213, math.e, 4.4816891, 0.6065307, 0.5),
+        ([-0.5, -1.5], [-0.5, -1.5], 0.0, 0.0, math.e, math.e, 1.0, 0.0),
+        ([-0.2, -1.0], [-0.6, -0.6], 0.0, 0.0810723, 1.8221188, 1.8221188, 1.0, 0.4),
+    ],
+)
+def test_mismatch_of_a_few_tokens(
+    old: list[float], rollout: list[float], k1: float, k3: float,
+    ours: float, theirs: float, ratio: float, distance: float,
+) -> None:  # fmt: skip
+    """Differences that cancel out in the mean are still seen by k3 and by their size."""
+    now, before = torch.tensor([old]), torch.tensor([rollout])
+    found = mismatch_metrics(now, before, torch.ones_like(now).bool())
+    assert found is not None
+    names = ("kl", "k3_kl", "training_ppl", "rollout_ppl", "ppl_ratio", "logprob_abs_diff")
+    due = (k1, k3, ours, theirs, ratio, distance)
+    assert [found[f"mismatch_{name}"] for name in names] == near(list(due))
+
+
 def test_mismatch_of_no_token_is_left_out() -> None:
     assert mismatch_metrics(OLD, ROLLOUT, torch.zeros_like(MASK)) is None
 

@@ -82,11 +82,37 @@ def test_scenario_4_a_step_that_supervises_nothing_has_a_loss_of_zero() -> None:
     assert all(value == 0.0 for value in found.metrics.values())
 
 
-def test_what_stands_at_untrained_places_is_not_looked_at() -> None:
-    nan = float("nan")
-    old = [nan if i in (0, 1, 5, 8, 9, 12, 13, 14, 15) else -1.0 for i in range(16)]
-    found, _ = loss_of(pack_of(old_logprobs=old), PPO)
-    assert found.loss.item() == near(-(3 * 1.5 - 4 * 0.5) / 7)
+NAN_UNTRAINED = [-1.0 if i in (2, 3, 4, 6, 7, 10, 11) else float("nan") for i in range(16)]
+
+
+@pytest.mark.parametrize("policy", ["ppo", "gspo", "cispo", "policy_gradient"])
+@pytest.mark.parametrize("kl", ["k1", "abs", "k2", "k3"])
+def test_what_stands_at_untrained_places_is_not_looked_at(policy: str, kl: Any) -> None:
+    """Not by the gradient either, where 0 times NaN would be NaN."""
+    config = replace(PPO, policy=policy, kl=kl, kl_coef=0.1)
+    found, grad = loss_of(
+        pack_of(old_logprobs=NAN_UNTRAINED, ref_logprobs=NAN_UNTRAINED), config, -1.1
+    )
+    due, due_grad = loss_of(
+        pack_of(old_logprobs=[-1.0] * 16, ref_logprobs=[-1.0] * 16), config, -1.1
+    )
+    assert found.loss.item() == due.loss.item()
+    assert grad.tolist() == due_grad.tolist()
+    assert bool(grad[pack_of().mask[0]].all())
+
+
+def test_a_teacher_is_not_looked_at_where_nothing_is_trained() -> None:
+    pack = packed([ex_2_1()], cap=5)
+    teacher = torch.tensor([[[0.5, 0.3]] * 5]).log()
+    teacher[:, :2] = float("nan")
+    pack = pack.with_columns(old_logprobs=torch.zeros(1, 5), teacher_logprobs=teacher)
+    student = torch.tensor([[[0.4, 0.3]] * 5]).log().requires_grad_()
+    config = replace(PPO, distillation=DistillationConfig(mode="forward", top_k=2))
+    found, _ = loss_of(pack, config, student_topk=student)
+    assert found.metrics["loss_distillation"] == near(0.0304788)
+    assert student.grad is not None
+    assert not student.grad[0, :2].any()
+    assert bool(torch.isfinite(student.grad).all())
 
 
 def test_importance_weighs_the_policy_loss_and_nothing_else() -> None:
@@ -220,3 +246,13 @@ def test_correction_needs_the_rollouts_log_probs() -> None:
     pack = packed([sample([1], [2])])
     with pytest.raises(ValueError, match="needs the rollout's logprobs"):
         corrected(pack, ImportanceConfig(threshold=(2.0, 0.5)))
+
+
+def test_a_correction_that_was_forgotten_is_refused() -> None:
+    pack = pack_of(old_logprobs=[-1.0] * 16)
+    config = replace(PPO, importance=ImportanceConfig(threshold=(2.0, 0.5)))
+    with pytest.raises(ValueError, match="call corrected first"):
+        loss_of(pack, config)
+    assert config.importance is not None
+    found, _ = corrected(pack, config.importance)
+    assert torch.isfinite(loss_of(found, config)[0].loss)

@@ -82,6 +82,10 @@ def pack_loss(
     """
     mask = pack.mask
     weight = token_weight(global_tokens)
+    # Cut here, what stands at untrained places has no gradient, be it NaN: 0 * NaN is NaN.
+    logprobs = logprobs.masked_fill(~mask, 0.0)
+    if student_topk is not None:
+        student_topk = student_topk.masked_fill(~mask[..., None], 0.0)
     advantages = pack["advantages"]
     terms: dict[str, torch.Tensor] = {}
     if config.distillation is not None:
@@ -104,6 +108,8 @@ def pack_loss(
     )
     function = POLICY_LOSSES[policy] if isinstance(policy, str) else policy
     policy_loss = function(inputs, config)
+    if config.importance is not None and "is_weights" not in pack.columns:
+        raise ValueError("importance is set, and the pack has no is_weights: call corrected first")
     if "is_weights" in pack.columns:
         policy_loss = policy_loss * pack["is_weights"]
     terms = {"policy": policy_loss, **terms}
