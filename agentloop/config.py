@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, DirectoryPath, Field, model_validator
 
 from agentloop.groups.task import Policy
 from agentloop.production.split import check_names
@@ -62,7 +62,7 @@ class PlaneConfig(Settings):
 class ModelConfig(Settings):
     """The model and tokenizer that sessions run against."""
 
-    path: Path | None = None
+    path: DirectoryPath | None = None
     """A local folder as `save_pretrained` writes it."""
     tiny: str | None = None
     """Make a tiny random model of this family (`llama`, …) instead: to try things out."""

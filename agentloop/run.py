@@ -16,13 +16,14 @@ import yaml
 import dataplane
 from agentloop.assembly import load_tokenizer
 from agentloop.config import RunConfig, TaskConfig, WorkerConfig
+from agentloop.datasets import DatasetError
 from agentloop.groups.invariants import wrong_rows
 from agentloop.loops.chat import ChatTokenizer
 from agentloop.production.accounting import ProduceResult
 from agentloop.production.manager import RolloutManager
 from agentloop.production.progress import RolloutProgress
 from agentloop.production.prompts import make_sampler, managed
-from agentloop.production.seats import Seats
+from agentloop.production.seats import NoWorkers, Seats
 from agentloop.production.staffing import make_seats
 from dataplane import AsyncClient, async_connect
 
@@ -124,7 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="host plane and workers on Ray: on the cluster of this address, or a new one",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    config = read_config(options.config)
+    try:
+        config = read_config(options.config)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        sys.exit(f"agentloop.run: {options.config}: {error}")
     address: str | None = None
     if options.ray is not None:
         import ray
@@ -136,12 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plane = dataplane.init(config.plane.settings, name=config.plane.name)
     try:
         asyncio.run(rollout(config, ray_address=address))
+    except (NoWorkers, DatasetError) as error:
+        sys.exit(f"agentloop.run: {error}")
     finally:
         plane.close(destroy=not config.keep)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:  # settings: what is wrong is in the text
-        sys.exit(f"agentloop.run: {error}")
+    main()

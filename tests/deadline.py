@@ -34,3 +34,13 @@ async def eventually_async(
             return result
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
         await asyncio.sleep(POLL_S)
+
+
+async def until(
+    condition: Callable[[], object], what: str = "it comes to that", *, within_s: float = 30.0
+) -> None:
+    """Returns when the condition is true, of what happens in other tasks, threads or processes."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        await asyncio.sleep(POLL_S)

@@ -1,61 +1,19 @@
-"""What an engine's process and its owner say to each other. Owns the form of a frame.
-
-A frame is its length and a msgpack list. The owner asks `[number, verb, arguments]`, and the
-process answers `[number, outcome, value]`: outcome is `done`, or which error it was. Verbs are
-start, generate, abort, cancel, pause, resume, update and ping. Nothing is pickled.
-"""
+"""What an engine's process and its owner say to each other, as plain data. See `processes`."""
 
 from __future__ import annotations
 
-import asyncio
-import struct
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, Final
 
-import msgpack
 import numpy as np
 
 from agentloop.engines.types import Completion, EngineError, Request, Sampling, WeightsError
 
-MAX_FRAME_BYTES: Final = 1 << 30
-_LENGTH: Final = struct.Struct("<Q")
-
-DONE: Final = "done"
-ERRORS: Final[Mapping[str, type[EngineError]]] = {"engine": EngineError, "weights": WeightsError}
-FAULT: Final = "fault"
-"""Outcome of a request that met a bug; the value names the exception."""
-
-
-def error_of(outcome: str, value: Any) -> EngineError:
-    """The error that an answer stands for."""
-    return ERRORS.get(outcome, EngineError)(str(value))
-
-
-def outcome_of(error: Exception) -> tuple[str, str]:
-    """An error as it travels."""
-    if isinstance(error, WeightsError):
-        return "weights", str(error)
-    if isinstance(error, EngineError):
-        return "engine", str(error)
-    return FAULT, f"{type(error).__name__}: {error}"
-
-
-async def read_frame(reader: asyncio.StreamReader) -> list[Any]:
-    """The next message. EOFError when the other side is gone."""
-    try:
-        (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        if size > MAX_FRAME_BYTES:
-            raise EngineError(f"a message of {size} bytes; at most {MAX_FRAME_BYTES} are taken")
-        return msgpack.unpackb(await reader.readexactly(size), use_list=True)
-    except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise EOFError("the other side is gone") from error
-
-
-def write_frame(writer: asyncio.StreamWriter, message: list[Any]) -> None:
-    """Send a message, in full or not at all."""
-    body = msgpack.packb(message)
-    writer.write(_LENGTH.pack(len(body)) + body)
+ERRORS: Final[Mapping[str, type[EngineError]]] = {
+    "": EngineError, "engine": EngineError, "weights": WeightsError
+}  # fmt: skip
+"""Errors that cross as what they are; a bug of the engine is an EngineError that names it."""
 
 
 def pack_request(request: Request) -> dict[str, Any]:

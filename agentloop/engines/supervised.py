@@ -11,10 +11,10 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from agentloop.engines.child import Child, ChildDied
 from agentloop.engines.messages import pack_request, unpack_completion
 from agentloop.engines.supervisor import Supervisor
 from agentloop.engines.types import Completion, EngineError, LogprobKind, Request
+from agentloop.processes.child import Child, ChildDied
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from agentloop.engines.child import Child, ChildDied
+from agentloop.engines.messages import ERRORS
 from agentloop.engines.types import EngineError
+from agentloop.processes.child import Child, ChildDied
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +110,10 @@ class Supervisor:
                 pause = self._backoff_s * 2 ** (deaths - 1)
                 await asyncio.sleep(min(pause, self._max_backoff_s))
                 self.restarts += 1
-            child = await Child.spawn(str(self.folder()), self._has_died)
+            child = await Child.spawn(
+                "agentloop.engines.process", str(self.folder()),
+                errors=ERRORS, on_death=self._has_died,
+            )  # fmt: skip
             try:
                 await self._make_ready(child)
             except (ChildDied, TimeoutError, EngineError) as error:

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterable
 
 from agentloop.groups.job import GroupJob
+from agentloop.groups.outcome import GroupOutcome, MemberOutcome
 from agentloop.groups.publish import interrupted_states, publish
 from agentloop.groups.task import Policy, Task
 from agentloop.loops.loop import Session
 from agentloop.loops.session_run import run_session
-from agentloop.production.accounting import GroupOutcome, MemberOutcome
 from agentloop.trajectory.state import RolloutState, Status, group_status
 from dataplane import AsyncClient, DataplaneError, StaleWrite
 

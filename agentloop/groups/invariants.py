@@ -65,9 +65,11 @@ def _wrong_prompt(key: str, tags: Mapping[str, Any]) -> str | None:
         return f"uid is {tags.get('uid')!r}"
     if tags.get("status") not in PROMPT_STATUSES:
         return f"status is {tags.get('status')!r}"
-    if tags["status"] != "pending" and type(tags.get("attempt")) is not int:
-        return "it has begun and names no attempt"
-    return None
+    if type(tags.get("attempt")) is int or tags["status"] == "pending":
+        return None
+    if tags["status"] == "failure" and tags.get("error_msg"):
+        return None  # it was never let in, and says why
+    return "it has begun and names no attempt"
 
 
 def _wrong_trajectory(

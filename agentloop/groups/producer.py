@@ -10,8 +10,8 @@ from agentloop.engines.types import Engine
 from agentloop.engines.weights import load_weights
 from agentloop.groups.group import Group
 from agentloop.groups.job import GroupJob
+from agentloop.groups.outcome import GroupOutcome
 from agentloop.groups.task import Task
-from agentloop.production.accounting import GroupOutcome
 from agentloop.rewards.judging import close_reward
 from dataplane import AsyncClient, Client, StaleWrite
 

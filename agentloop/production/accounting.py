@@ -12,10 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentloop.groups.outcome import UNKNOWN_FAILURE, GroupOutcome, MemberOutcome
+from agentloop.groups.outcome import UNKNOWN_FAILURE, GroupOutcome
 from agentloop.trajectory.state import Status
-
-__all__ = ["GroupOutcome", "GroupTimes", "MemberOutcome", "ProduceResult", "Window"]
 
 
 @dataclass(frozen=True, slots=True)

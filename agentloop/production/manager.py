@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, cast
 
 from agentloop.groups.job import GroupJob
+from agentloop.groups.outcome import GroupOutcome
 from agentloop.groups.publish import submit
 from agentloop.groups.task import Policy
-from agentloop.production.accounting import GroupOutcome, ProduceResult, Window
+from agentloop.production.accounting import ProduceResult, Window
 from agentloop.production.prompt_rows import PromptRows
 from agentloop.production.seats import Seats
 from agentloop.production.split import split_by_weight
@@ -28,6 +29,9 @@ from dataplane import AsyncClient
 _log = logging.getLogger(__name__)
 
 _INTERRUPTED: Final = (Status.ABORTED, Status.EXPIRED)
+
+NO_PROGRESS_PAUSE_S: Final = 1.0
+"""How long a group that was interrupted waits when it got nowhere and nobody asked for it."""
 
 OnOutcome: TypeAlias = Callable[[GroupOutcome], None]
 """Told of each outcome as it comes: progress bars, metrics."""
@@ -103,7 +107,8 @@ class RolloutManager:
         self._producing = asyncio.Lock()
         self._pending: dict[str, GroupJob] = {}
         """Jobs that are with workers, by uid. Nothing is kept of a group that has ended."""
-        self._interrupted: deque[GroupJob] = deque()
+        self._interrupted: dict[str, deque[GroupJob]] = {name: deque() for name in self._tasks}
+        """By task: groups that are to be gone on with before a new prompt is drawn."""
         self._paused = False
         self._pause_s = 0.0
 
@@ -173,9 +178,8 @@ class RolloutManager:
                     [key], self._partition_id, ["messages", "extra"], layout="list"
                 )
                 fields = {name: column[0] for name, column in rows.fields.items()}
-                self._interrupted.append(
-                    GroupJob.of_prompt(self._partition_id, tags, fields, global_steps)
-                )
+                job = GroupJob.of_prompt(self._partition_id, tags, fields, global_steps)
+                self._interrupted[job.task].append(job)
             else:
                 lost = GroupJob(
                     key, self._partition_id, str(tags["task_name"]), cast("int", tags["n"]), 0, []
@@ -191,18 +195,15 @@ class RolloutManager:
     @property
     def interrupted(self) -> int:
         """Groups that wait to be gone on with."""
-        return len(self._interrupted)
+        return sum(map(len, self._interrupted.values()))
 
     async def _round(self, batch_size: int) -> _Round:
         counts = split_by_weight(batch_size, [task.weight for task in self._tasks.values()])
         targets = dict(zip(self._tasks, counts, strict=True))
-        finished = dict.fromkeys(self._tasks, 0)
-        taken: list[GroupOutcome] = []
-        for tags in await self._rows.prompts({"status": "finished"}):
-            task = str(tags.get("task_name"))
-            if task in finished:  # left from before: it is part of this batch
-                finished[task] += 1
-                taken.append(await self._rows.outcome(str(tags["uid"]), task))
+        # What is left from before is part of this batch.
+        taken = [group for group in await self._rows.finished() if group.task in self._tasks]
+        counts_of = Counter(group.task for group in taken)
+        finished = {name: counts_of[name] for name in self._tasks}
         return _Round(
             targets, finished, taken, replacements=batch_size * self._replacements_per_group
         )
@@ -214,24 +215,24 @@ class RolloutManager:
         if self._paused:
             return
         room = self._seats.capacity - len(running)
-        jobs: list[GroupJob] = []
-        while room > len(jobs) and self._interrupted:
-            jobs.append(replace(self._interrupted.popleft(), global_steps=global_steps))
+        known: list[GroupJob] = []
         new: list[GroupJob] = []
         shared: dict[str, Mapping[str, Any]] = {}
-        for job in jobs:
-            round_.pending[job.task] = round_.pending.get(job.task, 0) + 1
-        while room > len(jobs) + len(new) and (name := round_.next_task()) is not None:
+        while room > len(known) + len(new) and (name := round_.next_task()) is not None:
+            round_.pending[name] = round_.pending.get(name, 0) + 1
+            if self._interrupted[name]:
+                job = self._interrupted[name].popleft()
+                known.append(replace(job, global_steps=global_steps))
+                continue
             job, sharing = self._tasks[name].draw(global_steps)
+            new.append(job)
             if sharing is not None:
                 shared[job.uid] = sharing
-            new.append(job)
-            round_.pending[name] = round_.pending.get(name, 0) + 1
         if new:
             await submit(
                 self._client, self._partition_id, new, persist=self._persist, shared=shared
             )
-        for job in [*jobs, *new]:
+        for job in [*known, *new]:
             running.add(asyncio.create_task(self._carry(job)))
 
     async def _carry(self, job: GroupJob) -> GroupOutcome:
@@ -260,7 +261,10 @@ class RolloutManager:
                         continue
                     return known
                 if outcome.status in _INTERRUPTED:
-                    self._interrupted.append(replace(job, attempt=outcome.attempt))
+                    self._interrupted[job.task].append(replace(job, attempt=outcome.attempt))
+                    if not self._paused and not any(m.new_tokens for m in outcome.members):
+                        # Somebody else stopped the engine: to go on at once would be to spin.
+                        await asyncio.sleep(NO_PROGRESS_PAUSE_S)
                 return outcome
         finally:
             self._pending.pop(job.uid, None)
@@ -308,7 +312,9 @@ class RolloutManager:
         pause_s, self._pause_s = self._pause_s, 0.0
         return self._window.close(
             taken=round_.taken,
-            leftover=[(job.task, Status.ABORTED) for job in self._interrupted],
+            leftover=[
+                (name, Status.ABORTED) for name, jobs in self._interrupted.items() for _ in jobs
+            ],
             pause_s=pause_s,
             produce_time_s=took_s,
             batch_sizes=round_.targets,

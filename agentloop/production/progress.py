@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from agentloop.production.accounting import GroupOutcome
+from agentloop.groups.outcome import GroupOutcome
 from agentloop.trajectory.state import Status
 
 

@@ -53,6 +53,25 @@ class PromptRows:
             return GroupOutcome.superseded(uid, task)
         return GroupOutcome.of_tags(uid, task, prompts[0], members)
 
+    async def finished(self) -> list[GroupOutcome]:
+        """The outcomes of all groups that are finished and still there."""
+        prompts = await self.prompts({"status": "finished"})
+        if not prompts:
+            return []
+        of_uid: dict[Any, list[Tags]] = {prompt["uid"]: [] for prompt in prompts}
+        members = await self._client.kv_list(
+            self._partition_id,
+            where={"uid": {"in": list(of_uid)}, "session_id": {"exists": True}},
+        )
+        for tags in members.tags:
+            of_uid[tags["uid"]].append(tags)
+        return [
+            GroupOutcome.of_tags(
+                str(prompt["uid"]), str(prompt.get("task_name")), prompt, of_uid[prompt["uid"]]
+            )
+            for prompt in prompts
+        ]
+
     async def give_up(self, uid: str, reason: str, *, keep: bool) -> None:
         """Give a prompt that could not be run its last status, or clear it and its rows."""
         if not keep:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from agentloop.groups.job import GroupJob
-from agentloop.production.accounting import GroupOutcome
+from agentloop.groups.outcome import GroupOutcome
 from agentloop.workers.types import Worker, WorkerError, WorkerLost
 
 _log = logging.getLogger(__name__)
@@ -155,10 +155,14 @@ class Seats:
         """Start the seat's worker, with the weights and the state that the others have."""
         try:
             worker = await seat.start()
-            if self._version is not None:
-                await worker.update_weights(self._version)
-            if self._paused:
-                await worker.pause(0.0)
+            try:
+                if self._version is not None:
+                    await worker.update_weights(self._version)
+                if self._paused:
+                    await worker.pause(0.0)
+            except BaseException:
+                await worker.close()
+                raise
         except (WorkerLost, WorkerError) as error:
             _log.error("a worker could not be started: %s", error)
             return

@@ -1,7 +1,7 @@
 """How old the tokens of a response are, and labels without those that are too old. No I/O.
 
-Owns the versions of tokens, the mask of those that are still trained, and the explicit bake of
-that mask into labels. Nothing here changes what it is given.
+Owns the mask of the tokens that are still trained, and the explicit bake of that mask into labels.
+Nothing here changes what it is given.
 
 Steps count trainer steps: weights "of step m" are those after step m, so step t trains on what the
 weights of step t - 1 made with staleness 0. Source of the arithmetic: XTuner's replay buffer.
@@ -12,52 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentloop.trajectory.meta import policy_spans, response_len, train_meta
+from agentloop.trajectory.meta import response_len, train_meta
 from agentloop.trajectory.state import Canonical, RolloutState, TrainMeta
 from dataplane.fields import IGNORED
-
-__all__ = [
-    "bake",
-    "effective_mask",
-    "effective_mask_of",
-    "is_stale",
-    "policy_spans",
-    "seq_staleness",
-    "stale_threshold",
-    "staleness",
-]
-
-
-def staleness(model_step: int, train_step: int) -> int:
-    """How many steps lie between the weights that generated and the step that trains."""
-    return train_step - model_step - 1
-
-
-def stale_threshold(max_staleness: int, sync_interval: int = 1) -> int:
-    """The staleness from which something is too old: whole periods between two weight updates.
-
-    Example: stale_threshold(1, sync_interval=4) == 8.
-
-    Raises:
-        ValueError: `max_staleness` is below 0 or `sync_interval` below 1.
-    """
-    if max_staleness < 0 or sync_interval < 1:
-        raise ValueError(
-            f"max_staleness {max_staleness} is to be 0 or more, sync_interval {sync_interval} 1 or "
-            f"more"
-        )
-    return (max_staleness + 1) * sync_interval
-
-
-def is_stale(model_step: int, train_step: int, threshold: int) -> bool:
-    """Whether what these weights generate is too old for this step."""
-    return staleness(model_step, train_step) >= threshold
-
-
-def seq_staleness(response_model_steps: Sequence[int], train_step: int) -> int:
-    """Staleness of the oldest token; 0 if no token names a version."""
-    steps = response_model_steps
-    return staleness(min(steps), train_step) if steps else 0
 
 
 def effective_mask(
@@ -91,7 +48,8 @@ def effective_mask(
     if not any(supervised):
         return None
     return [
-        int(is_supervised and not is_stale(step, train_step, token_threshold))
+        # Staleness of weights of step m at step t is t - m - 1.
+        int(is_supervised and train_step - step - 1 < token_threshold)
         for is_supervised, step in zip(supervised, steps, strict=True)
     ]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from agentloop.groups.job import GroupJob
+from agentloop.groups.outcome import GroupOutcome
 from agentloop.groups.producer import Producer
-from agentloop.production.accounting import GroupOutcome
 from agentloop.workers.types import WorkerError
 
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from agentloop.groups.job import GroupJob
-from agentloop.production.accounting import GroupOutcome
-from agentloop.workers.calls import CallFailed, Calls, Disconnected
+from agentloop.groups.outcome import GroupOutcome
+from agentloop.processes.calls import CallFailed
+from agentloop.processes.child import Child, ChildDied
 from agentloop.workers.types import WorkerError, WorkerLost
 
 END_S = 10.0
-"""How long a child may take to end when it is asked to."""
+"""How long a child may take to close what it holds when it is asked to."""
 
 
 class ProcessWorker:
     """A child process that runs groups."""
 
-    def __init__(self, process: asyncio.subprocess.Process, calls: Calls) -> None:
-        self._process = process
-        self._calls = calls
+    def __init__(self, child: Child) -> None:
+        self._child = child
 
     @classmethod
     async def start(
@@ -33,36 +31,26 @@ class ProcessWorker:
         Raises:
             WorkerError: it could not start; it is ended.
         """
-        ours, theirs = socket.socketpair()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "agentloop.workers.child", str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-            )  # fmt: skip
-        finally:
-            theirs.close()
-        worker = cls(process, await Calls.over(ours, {}))
+        worker = cls(await Child.spawn("agentloop.workers.child"))
         try:
             async with asyncio.timeout(start_timeout_s):
                 await worker._ask("start", dict(config))
         except BaseException as error:
             await worker.kill()
-            if isinstance(error, (TimeoutError, WorkerLost)):
-                raise WorkerError(
-                    f"the worker did not start within {start_timeout_s:g} s"
-                    if isinstance(error, TimeoutError)
-                    else "the worker ended while it started; its own output says why"
-                ) from error
+            if isinstance(error, TimeoutError):
+                raise WorkerError(f"it did not start within {start_timeout_s:g} s") from error
+            if isinstance(error, WorkerLost):
+                raise WorkerError(f"it ended while it started: {error}") from error
             raise
         return worker
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     @property
     def is_alive(self) -> bool:
-        return self._process.returncode is None
+        return self._child.alive
 
     async def run(self, job: GroupJob) -> GroupOutcome:
         return GroupOutcome.of(await self._ask("run", job.plain()))
@@ -81,22 +69,19 @@ class ProcessWorker:
         try:
             async with asyncio.timeout(END_S):
                 await self._ask("close")
-                await self._calls.close()
-                await self._process.wait()
         except (TimeoutError, WorkerLost, WorkerError):
-            await self.kill()
+            self._child.kill()
+        await self._child.close()
 
     async def kill(self) -> None:
         """End the child at once."""
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._calls.close()
-        await self._process.wait()
+        self._child.kill()
+        await self._child.close()
 
     async def _ask(self, verb: str, body: Any = None) -> Any:
         try:
-            return await self._calls.ask(verb, body)
-        except Disconnected as error:
+            return await self._child.call(verb, body)
+        except ChildDied as error:
             raise WorkerLost(f"worker process {self.pid}: {error}") from None
         except CallFailed as error:
             raise WorkerError(str(error)) from None

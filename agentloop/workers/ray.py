@@ -8,49 +8,12 @@ from typing import Any, cast
 import ray as untyped_ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from agentloop.assembly import Assembled, assemble, settle_memory
-from agentloop.config import WorkerConfig
 from agentloop.groups.job import GroupJob
-from agentloop.production.accounting import GroupOutcome
+from agentloop.groups.outcome import GroupOutcome
+from agentloop.workers.body import Body
 from agentloop.workers.types import WorkerError, WorkerLost
 
 ray = cast("Any", untyped_ray)  # its types are partial
-
-
-class _Actor:
-    """The actor: a producer that has joined the plane. It takes and gives plain data."""
-
-    def __init__(self) -> None:
-        self._assembled: Assembled | None = None
-
-    async def start(self, config: dict[str, Any]) -> int:
-        """Join the plane and make the engines; the process's id."""
-        import os
-
-        self._assembled = await assemble(WorkerConfig.model_validate(config))
-        settle_memory()
-        return os.getpid()
-
-    async def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        return (await self._ready().producer.run(GroupJob.of(job))).plain()
-
-    async def pause(self, limit_s: float) -> None:
-        await self._ready().producer.pause(limit_s)
-
-    async def resume(self) -> None:
-        await self._ready().producer.resume()
-
-    async def update_weights(self, version: int) -> None:
-        await self._ready().producer.update_weights(version)
-
-    async def close(self) -> None:
-        if self._assembled is not None:
-            await self._assembled.close()
-
-    def _ready(self) -> Assembled:
-        if self._assembled is None:
-            raise RuntimeError("the worker was not started")
-        return self._assembled
 
 
 class RayWorker:
@@ -77,7 +40,7 @@ class RayWorker:
         """
         # Calls that interrupt what runs must not wait behind it.
         actor = (
-            ray.remote(_Actor)
+            ray.remote(Body)
             .options(num_cpus=num_cpus, num_gpus=num_gpus, max_concurrency=groups + 8)
             .remote()
         )

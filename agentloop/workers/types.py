@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from agentloop.groups.job import GroupJob
-from agentloop.production.accounting import GroupOutcome
+from agentloop.groups.outcome import GroupOutcome
 
 
 class WorkerLost(Exception):

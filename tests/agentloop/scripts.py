@@ -16,7 +16,8 @@ class ScriptedLoop(AgentLoop):
 
     A session's script is a list of acts: ["say", [ids]], ["tool", [ids]], ["wait", name] (until
     the test opens that gate, or an abort is requested), ["ignore", name] (until the gate is open,
-    whatever is requested), ["fail", text], ["split", k] (k trajectories in the end).
+    whatever is requested), ["stops", k] (the first k runs are aborted), ["fail", text],
+    ["split", k] (k trajectories in the end).
     """
 
     def __init__(self) -> None:
@@ -53,6 +54,10 @@ class ScriptedLoop(AgentLoop):
                     return state
             elif act == "ignore":
                 await self._stubborn(what)
+            elif act == "stops":  # the engine is stopped by somebody else, so many times
+                if self.runs.count(state.session_id) <= what:
+                    state.finish_reason = "abort"
+                    return state
             elif act == "fail":
                 raise RuntimeError(what)
             elif act == "split":

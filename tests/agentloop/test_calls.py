@@ -11,8 +11,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from agentloop.workers import calls
-from agentloop.workers.calls import CallFailed, Calls, Disconnected
+from agentloop.processes import calls
+from agentloop.processes.calls import CallFailed, Calls, Disconnected
 
 
 @pytest.fixture
@@ -60,6 +60,65 @@ async def test_an_error_is_told_and_the_connection_goes_on(ends: Any) -> None:
     with pytest.raises(CallFailed, match="KeyError"):
         await asker.ask("no such verb")
     assert await asker.ask("echo", 2) == 2
+
+
+async def test_a_call_that_is_cancelled_is_cancelled_on_the_other_side() -> None:
+    ours, theirs = socket.socketpair()
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(_: Any) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    asker = await Calls.over(ours, {})
+    answerer = await Calls.over(theirs, {"endless": endless})
+    asking = asyncio.create_task(asker.ask("endless"))
+    await begun.wait()
+    asking.cancel()
+    await asyncio.wait_for(ended.wait(), 10)
+    with pytest.raises(CallFailed, match="KeyError"):  # and the connection goes on
+        await asker.ask("other")
+    await asker.close()
+    await answerer.close()
+
+
+class Late(TimeoutError):
+    pass
+
+
+async def test_named_errors_cross_as_what_they_are() -> None:
+    errors = {"timeout": TimeoutError, "late": Late}
+    raised: list[Exception] = [TimeoutError("a"), Late("b"), KeyError("c")]
+
+    async def fail(_: Any) -> None:
+        raise raised.pop(0)
+
+    ours, theirs = socket.socketpair()
+    asker = await Calls.over(ours, {}, errors)
+    answerer = await Calls.over(theirs, {"fail": fail}, errors)
+    for kind, text in ((TimeoutError, "a"), (Late, "b"), (CallFailed, "KeyError: 'c'")):
+        with pytest.raises(kind) as told:
+            await asker.ask("fail")
+        assert (type(told.value), str(told.value)) == (kind, text)
+    await asker.close()
+    await answerer.close()
+
+
+async def test_what_is_no_plain_data_is_refused_on_either_side(ends: Any) -> None:
+    asker, answerer, _ = ends
+    with pytest.raises(CallFailed, match="'echo' is not plain data"):
+        await asker.ask("echo", object())
+
+    async def strange(_: Any) -> Any:
+        return object()
+
+    answerer._handlers["strange"] = strange
+    with pytest.raises(CallFailed, match="not plain data"):
+        await asker.ask("strange")
+    assert await asker.ask("echo", 3) == 3
 
 
 async def test_who_waits_is_told_that_the_other_side_is_gone(ends: Any) -> None:

@@ -16,6 +16,7 @@ from agentloop.loops.session_run import run_session
 from agentloop.tiny import tiny_tokenizer
 from agentloop.tools.calculator import Calculator
 from agentloop.trajectory.state import RolloutState, Status
+from tests.deadline import until
 
 
 class Counter:
@@ -352,10 +353,7 @@ async def test_a_method_that_hangs_is_told_of_and_the_next_waits_for_it(
 async def test_cancelling_a_session_closes_its_environment(chat: ChatTokenizer) -> None:
     engine = ScriptedEngine([{"token_ids": [5, 6], "hold_after": 0}])
     task = asyncio.create_task(run(EnvLoop(Counter), state(target=1), Session(engine, chat)))
-    for _ in range(1000):
-        if engine.under_way:
-            break
-        await asyncio.sleep(0.005)
+    await until(lambda: engine.under_way, "the engine is asked")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -11,10 +11,10 @@ import torch
 from agentloop.groups.group import Group
 from agentloop.groups.invariants import wrong_rows
 from agentloop.groups.job import GroupJob
+from agentloop.groups.outcome import GroupOutcome
 from agentloop.groups.producer import Producer
 from agentloop.groups.publish import submit
 from agentloop.groups.task import Task
-from agentloop.production.accounting import GroupOutcome
 from agentloop.trajectory.state import RolloutState, Status
 from dataplane import AsyncClient, StaleWrite
 from tests.agentloop.scripts import ScriptedLoop, job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from agentloop.engines.types import (
 )
 from agentloop.tiny import CONTEXT, make_tiny_model, tiny_model, tiny_tokenizer
 from agentloop.trajectory.experts import joined_experts
+from tests.deadline import until
 
 FAMILIES = ("llama", "qwen3", "gpt2", "mixtral")
 TOKENIZER: Any = tiny_tokenizer()
@@ -53,12 +54,6 @@ async def engine_of(model: Any = "llama", **options: Any) -> AsyncIterator[HFEng
 
 def asked(text: str, sampling: Sampling, request_id: str = "r", **more: Any) -> Request:
     return Request(request_id, TOKENIZER.encode(text), sampling, **more)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not true():  # noqa: ASYNC110 (what is awaited lives in another thread)
-            await asyncio.sleep(0.001)
 
 
 async def begun(engine: HFEngine, count: int = 5) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from agentloop.groups.invariants import wrong_rows
 from agentloop.groups.job import GroupJob
+from agentloop.groups.outcome import GroupOutcome
 from agentloop.groups.producer import Producer
-from agentloop.production.accounting import GroupOutcome
 from agentloop.production.manager import ManagedTask, RolloutManager
 from agentloop.production.seats import Seats
 from agentloop.workers.local import LocalWorker
@@ -172,6 +172,18 @@ async def test_what_becomes_of_incomplete_groups(
     await manager.close()
 
 
+async def test_prompts_that_are_never_let_in_say_why(client: AsyncClient, partition: str) -> None:
+    await client.kv_create_partition(partition, quota={"bytes": 1 << 20})
+    seats, _ = workers(client, ScriptedLoop(), declared_bytes=1 << 30, admission_timeout_s=5.0)
+    manager = await manager_of(client, partition, seats, Prompts(partition, [SAY]))
+    result = await manager.produce(1, 1)
+    assert result.failures == {"worker": 1}
+    (prompt,) = (await prompts_of(client, partition)).values()
+    assert prompt["status"] == "failure"
+    assert "QuotaExceeded" in prompt["error_msg"]
+    await manager.close()
+
+
 async def test_prompts_that_always_fail_end_the_round_short(
     client: AsyncClient, partition: str
 ) -> None:
@@ -231,6 +243,41 @@ async def test_a_pause_ends_the_round_and_the_next_one_goes_on(
     assert (len(result.groups), result.produced_samples, result.produced_tokens) == (2, 2, 2)
     found = await prompts_of(client, partition)
     assert {tags["status"] for tags in found.values()} == {"finished"}
+    await manager.close()
+
+
+async def test_no_more_interrupted_groups_go_on_than_a_round_needs(
+    client: AsyncClient, partition: str
+) -> None:
+    loop = ScriptedLoop()
+    seats, _ = workers(client, loop)
+    prompts = Prompts(partition, [[("wait", "g"), *SAY]])
+    manager = await manager_of(client, partition, seats, prompts)
+    producing = asyncio.create_task(manager.produce(3, 1))
+    await client.kv_wait(partition, {"status": "running"}, count=3, timeout=20)
+    await manager.pause(limit_s=10)
+    assert (await producing).leftover_aborted == 3
+    loop.gate("g").set()
+    await manager.resume()
+    result = await manager.produce(1, 2)
+    assert (len(result.groups), result.leftover_aborted, manager.interrupted) == (1, 2, 2)
+    result = await manager.produce(3, 3)
+    assert (len(result.groups), manager.interrupted, len(prompts.drawn)) == (3, 0, 3)
+    await manager.close()
+
+
+async def test_a_group_that_others_interrupt_goes_on_without_spinning(
+    client: AsyncClient, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentloop.production.manager.NO_PROGRESS_PAUSE_S", 0.2)
+    loop = ScriptedLoop()
+    seats, _ = workers(client, loop)
+    prompts = Prompts(partition, [[("stops", 2), *SAY]])
+    manager = await manager_of(client, partition, seats, prompts)
+    began = asyncio.get_running_loop().time()
+    result = await manager.produce(1, 1)
+    assert asyncio.get_running_loop().time() - began >= 0.4
+    assert (len(result.groups), loop.runs, prompts.drawn) == (1, [0, 0, 0], ["scripted-0"])
     await manager.close()
 
 

@@ -14,6 +14,7 @@ from agentloop.dotted import load
 from agentloop.rewards import FunctionReward, RewardError
 from agentloop.trajectory.state import RolloutState
 from tests.agentloop.judged import judged
+from tests.deadline import until
 
 
 def exact(state: RolloutState) -> float:
@@ -216,10 +217,7 @@ async def test_a_function_that_always_hangs_is_no_longer_called() -> None:
         assert calls == 16
     finally:
         release.set()
-    for _ in range(500):  # they come back, and it is called again
-        if reward._threads.overrunning == 0:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: reward._threads.overrunning == 0)  # they come back, and it is called again
     assert await scores(reward, judged("a")) == [1.0]
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from agentloop.rewards import MathVerifyReward, RewardError
 from agentloop.rewards.processes import JudgeProcesses, Overrun
 from tests.agentloop.judged import judged
+from tests.deadline import until
 
 EQUAL = [
     (r"so it is \boxed{\frac{1}{2}}", "0.5"), ("the answer is 1/2", r"\frac{1}{2}"), ("$x=3$", "3"),
@@ -95,16 +95,8 @@ def _pids(judges: JudgeProcesses) -> list[int]:
     return [process._child.pid for process in judges._all]
 
 
-async def _until(met: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if met():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came to that")
-
-
 async def _gone(pid: int) -> None:
-    await _until(lambda: not Path(f"/proc/{pid}").exists())
+    await until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def _proc(pid: int, name: str) -> bytes:
@@ -126,7 +118,7 @@ async def test_a_cancelled_question_ends_its_process() -> None:
     await judges.ask(QUESTION, timeout_s=30)
     (pid,) = _pids(judges)
     asking = asyncio.create_task(judges.ask({**QUESTION, "response": HANGS}, timeout_s=60))
-    await _until(lambda: not judges._idle)
+    await until(lambda: not judges._idle)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -140,7 +132,7 @@ async def test_closing_ends_idle_and_busy_processes_and_refuses_questions() -> N
     await asyncio.gather(*(judges.ask(QUESTION, timeout_s=30) for _ in range(2)))
     pids = _pids(judges)
     busy = asyncio.create_task(judges.ask({**QUESTION, "response": HANGS}, timeout_s=60))
-    await _until(lambda: len(judges._idle) < len(pids))
+    await until(lambda: len(judges._idle) < len(pids))
     await judges.close()
     with pytest.raises(RewardError):
         await busy

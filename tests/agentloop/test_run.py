@@ -113,7 +113,8 @@ def test_settings_that_are_wrong_are_named(tmp_path: Path) -> None:
     for wrong, message in (
         ({**good, "batchsize": 3}, "batchsize"),
         ({**good, "tasks": []}, "tasks"),
-        ({**good, "model": {"tiny": "llama", "path": "x"}}, "one of the two"),
+        ({**good, "model": {"tiny": "llama", "path": str(tmp_path)}}, "one of the two"),
+        ({**good, "model": {"path": "/no/such"}}, "does not point to a directory"),
         (twice, "sums"),  # RG-36: an evaluation would be given what is left of training
     ):
         config.write_text(yaml.safe_dump(wrong))

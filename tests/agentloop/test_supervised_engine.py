@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from tests.agentloop.fake_engine import (
     REFUSE,
     WAIT,
 )
+from tests.deadline import until
 
 FAKE = "tests.agentloop.fake_engine:FakeEngine"
 ROOT = str(Path(agentloop.__file__).parents[1])
@@ -60,12 +61,6 @@ async def fake(folder: Path, **settings: Any) -> AsyncIterator[SupervisedEngine]
 
 def asks(what: int, request_id: str = "r", **more: Any) -> Request:
     return Request(request_id, [what], more.pop("sampling", Sampling()), **more)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not true():  # noqa: ASYNC110 (what is awaited happens in another process)
-            await asyncio.sleep(0.005)
 
 
 def runs(pid: int) -> bool:
@@ -146,7 +141,7 @@ async def test_errors_of_the_engine_come_back_as_what_they_are(tmp_path: Path) -
             await engine.generate(asks(REFUSE))
         with pytest.raises(EngineError, match="ZeroDivisionError: a bug"):
             await engine.generate(asks(BUG))
-        with pytest.raises(EngineError, match="generate is not plain data"):
+        with pytest.raises(EngineError, match="'generate' is not plain data"):
             await engine.generate(asks(ANSWER, messages=[{"image": object()}]))
         assert (await engine.generate(asks(ANSWER))).finish_reason == "length"
         assert engine.restarts == 0

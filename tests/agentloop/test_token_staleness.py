@@ -16,10 +16,6 @@ from agentloop.trajectory.staleness import (
     bake,
     effective_mask,
     effective_mask_of,
-    is_stale,
-    seq_staleness,
-    stale_threshold,
-    staleness,
 )
 from agentloop.trajectory.state import RolloutState, Status
 from dataplane.fields import align
@@ -52,19 +48,6 @@ def supervised(state: RolloutState) -> int:
     return state.meta.policy_len
 
 
-@pytest.mark.parametrize(
-    ("most", "interval", "threshold"), [(0, 1, 1), (0, 4, 4), (1, 4, 8), (3, 1, 4)]
-)
-def test_thresholds_are_whole_periods(most: int, interval: int, threshold: int) -> None:
-    assert stale_threshold(most, interval) == threshold
-
-
-@pytest.mark.parametrize(("most", "interval"), [(-1, 1), (0, 0)])
-def test_thresholds_of_nothing_are_refused(most: int, interval: int) -> None:
-    with pytest.raises(ValueError, match="max_staleness"):
-        stale_threshold(most, interval)
-
-
 def test_ex_7_1_tokens_get_the_version_they_were_put_with_and_keep_it() -> None:
     state = completed(response_ids=[20], status=Status.ABORTED)
     state.fill_versions(1)
@@ -73,15 +56,6 @@ def test_ex_7_1_tokens_get_the_version_they_were_put_with_and_keep_it() -> None:
     state.fill_versions(3)
     state.fill_versions(9)
     assert state.response_model_steps == [1, 3, 3]
-    assert seq_staleness(state.response_model_steps, 5) == 3
-    assert seq_staleness([3, 3], 5) == 1
-    assert seq_staleness([], 5) == 0
-
-
-def test_ex_7_1_a_member_is_stale_from_the_threshold_on() -> None:
-    assert [staleness(m, 5) for m in (3, 2)] == [1, 2]
-    assert [is_stale(m, 5, 2) for m in (3, 2)] == [False, True]
-    assert staleness(4, 5) == 0
 
 
 @pytest.mark.parametrize(

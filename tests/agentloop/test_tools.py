@@ -19,6 +19,7 @@ from agentloop.tools.parse import MalformedCall, ToolCall
 from agentloop.tools.registry import make_tools
 from agentloop.tools.threads import DaemonThreads, OneAtATime, ThreadsBusy
 from agentloop.tools.types import Tool, ToolError, cut, observe, schema_of, text_of
+from tests.deadline import until
 
 
 class Does:
@@ -296,11 +297,7 @@ async def test_a_thread_survives_whatever_its_function_raises() -> None:
 async def test_idle_threads_end() -> None:
     threads = DaemonThreads(4, idle_s=0.01, name="brief")
     await threads.submit(multiply, 1)
-    for _ in range(500):
-        if not any(thread.name.startswith("brief") for thread in threading.enumerate()):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("a thread without work did not end")
+    await until(lambda: not any(t.name.startswith("brief") for t in threading.enumerate()))
 
 
 async def test_functions_of_one_object_never_run_at_the_same_time_and_in_one_thread() -> None:

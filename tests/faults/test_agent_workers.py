@@ -14,7 +14,7 @@ import pytest
 
 from agentloop.groups.invariants import wrong_rows
 from agentloop.groups.job import GroupJob
-from agentloop.production.accounting import GroupOutcome
+from agentloop.groups.outcome import GroupOutcome
 from agentloop.production.manager import ManagedTask, RolloutManager
 from agentloop.production.seats import Seats
 from agentloop.workers.process import ProcessWorker
