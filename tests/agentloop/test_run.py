@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -12,9 +13,8 @@ import pytest
 import yaml
 
 import agentloop
-from agentloop.config import RunConfig
 from agentloop.groups.invariants import wrong_rows
-from agentloop.run import read_config, rollout
+from agentloop.run import read_config
 from dataplane import async_connect
 from tests.contract.planes import Plane
 
@@ -50,13 +50,6 @@ def check(output: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_runs_embedded(runtime_dir: Path, tmp_path: Path) -> None:
-    config = tmp_path / "rollout.yaml"
-    config.write_text(yaml.safe_dump(small(runtime_dir, name="rollout-embedded")))
-    check(run(config))
-
-
-@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(240)
 def test_the_example_runs_on_ray(ray_cluster: list[str], runtime_dir: Path, tmp_path: Path) -> None:
@@ -68,15 +61,22 @@ def test_the_example_runs_on_ray(ray_cluster: list[str], runtime_dir: Path, tmp_
 
 
 @pytest.mark.slow
-async def test_every_row_has_the_tags_and_fields_that_trainers_read(plane: Plane) -> None:
+async def test_the_example_runs_and_every_row_has_what_trainers_read(
+    plane: Plane, tmp_path: Path
+) -> None:
+    """On a plane that is there already, in which it leaves what it produced."""
     from trainer.trajectory import Trajectory
 
+    config = tmp_path / "rollout.yaml"
     settings = small(Path(plane.settings["runtime_dir"]), name=plane.name, keep=True, steps=1)
-    config = RunConfig.model_validate(settings)
-    (result, evaluation) = await rollout(config, ray_address=None)
+    config.write_text(yaml.safe_dump(settings))
+    output = await asyncio.to_thread(run, config)
+    assert [(name, int(groups)) for name, groups, _, _ in LINE.findall(output)] == [
+        ("step 1", 6), ("evaluation", 4)
+    ]  # fmt: skip
     client = await async_connect(plane.name, config=plane.settings)
     try:
-        for partition, produced in (("train", result), ("val", evaluation)):
+        for partition, produced in (("train", 20), ("val", 8)):
             listing = await client.kv_list(partition)
             assert await wrong_rows(client, listing) == []
             rows = [
@@ -84,7 +84,7 @@ async def test_every_row_has_the_tags_and_fields_that_trainers_read(plane: Plane
                 for key, tags, names in zip(listing.keys, listing.tags, listing.fields, strict=True)
                 if not tags.get("is_prompt")
             ]
-            assert len(rows) == produced.produced_samples
+            assert len(rows) == produced
             for key, tags, names in rows:
                 assert {
                     "uid", "session_id", "index", "attempt", "status", "prompt_len",

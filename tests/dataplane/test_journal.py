@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import resource
-import struct
 import subprocess
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -28,24 +26,9 @@ from tests.contract.planes import thread_plane
 from tests.dataplane.audit import audit, put
 from tests.dataplane.changes import begin_group, drop_partition, end_group
 from tests.dataplane.interleaving import clear_where
+from tests.dataplane.journal_file import read
 
 HEAD = {"plane_id": "plane", "epoch": 3}
-
-
-def read(path: Path) -> tuple[dict[str, Any], list[list[Any]]]:
-    """The header and records of a journal, every byte of which must belong to one."""
-    data = path.read_bytes()
-    assert data[:8] == b"DPJRNL\0\1"
-    records: list[Any] = []
-    at = 8
-    while at < len(data):
-        size, checksum = struct.unpack_from("<II", data, at)
-        record = data[at + 8 : at + 8 + size]
-        assert len(record) == size
-        assert zlib.crc32(record) == checksum
-        records.append(msgpack.unpackb(record))
-        at += 8 + size
-    return records[0], records[1:]
 
 
 @contextmanager

@@ -613,7 +613,8 @@ class Watched:
         assert self.rows.pop(position) is row
 
     def whole(self, group: Group) -> None:
-        assert group not in self.groups
+        # Told again of a group that stays whole with other rows than before.
+        assert self.view.whole.keys() >= {group}
         self.groups.add(group)
 
     def broken(self, group: Group) -> None:

@@ -20,7 +20,10 @@ from tests.deadline import eventually
 DEADLINE_S = 20.0
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["dataplane.client.sync", "dataplane.codec.containers"])
+# Also what the modules of tests import, for each process imports the one that its function is of.
+_context.set_forkserver_preload(
+    ["dataplane.client.sync", "dataplane.codec.containers", "pytest", "tests.faults.planes"]
+)
 
 
 def state_of(pid: int) -> str:

@@ -29,7 +29,7 @@ from dataplane.errors import ClaimLost
 from dataplane.tags import journal as j
 from dataplane.types import Claim
 from dataplane.wire.channel import Broken
-from tests.dataplane.test_journal import read
+from tests.dataplane.journal_file import read
 from tests.deadline import eventually
 from tests.faults.planes import Plane, in_thread
 from tests.faults.processes import Process, Speaker
@@ -39,6 +39,8 @@ pytestmark = pytest.mark.faults
 ROWS = 10_000
 CLAIMERS = 16
 LEASE_S = 0.5
+WORK_S = 0.03
+"""What a claimer does with its rows: all of it takes some seconds."""
 
 
 def records(plane: Plane) -> Iterator[tuple[int, Any]]:
@@ -79,6 +81,7 @@ def consume(speaker: Speaker, joined: Joined, config: Config, partition: str) ->
             if claim.end:
                 break
             speaker.say((claim.claim_id, claim.keys, claim.deliveries))
+            time.sleep(WORK_S)
             if claim.claim_id % 4 == 0:
                 rows = client.kv_batch_get(claim.keys, partition, ["x"], layout="list")
                 assert [int(x) for x in rows.fields["x"]] == [tags["n"] for tags in claim.tags]
