@@ -703,6 +703,7 @@ class ClientSteps(RuleBasedStateMachine):
             return
         with self.client.kv_view([key], self.partition, ["tokens"], layout="list") as got:
             assert self.client.kv_clear([key], self.partition) == self.model.clear([key]) == 1
+            self._left([key])  # what is put now is nobody's trajectory
             self.put_one(key, ["tokens", "heads"], None, seed)
             check_field("tokens", "list", got, [fields["tokens"]])
 
