@@ -1,6 +1,6 @@
 # A fresh machine needs Python 3.11 and make; every target makes .venv when it is missing.
 #
-#   make test     the test suite               make demo     verbs to look at, then a rollout
+#   make test     the test suite               make demo     the main job: a model learns
 #   make lint     ruff and pyright             make bench    this project against TransferQueue
 #   make setup    only the environment         make clean    remove what the others made
 
@@ -12,7 +12,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 DEV    := $(VENV)/.installed-dev
 BENCH  := $(VENV)/.installed-bench
 
-.PHONY: setup test lint demo bench clean
+.PHONY: setup test lint demo tour bench clean
 
 setup: $(DEV)
 
@@ -38,7 +38,12 @@ lint: $(DEV)
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/pyright
 
+# The main job. TRAINER_ARGS='--set seed=1' and the like go to the command.
 demo: $(DEV)
+	$(VENV)/bin/trainer run deploy/examples/quickstart.yaml $(TRAINER_ARGS)
+
+# The plane's verbs to look at, then a rollout without a trainer.
+tour: $(DEV)
 	$(PY) deploy/examples/demo.py
 	$(PY) -m agentloop.run --config deploy/examples/rollout.yaml
 
@@ -48,4 +53,4 @@ bench: $(BENCH)
 	$(PY) -m tests.bench.sessions $(if $(BENCH_SMOKE),--smoke)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json runs

@@ -16,6 +16,7 @@ from agentloop.dotted import load
 from agentloop.engines import make_engine
 from agentloop.engines.supervised import SupervisedEngine
 from agentloop.engines.types import Engine, Sampling
+from agentloop.groups.plane_clock import PlaneClock
 from agentloop.groups.producer import Producer
 from agentloop.groups.task import Task
 from agentloop.loops.chat import ChatTokenizer
@@ -108,8 +109,8 @@ class Assembled:
         await self.client.close()
 
 
-async def assemble(config: WorkerConfig) -> Assembled:
-    """A producer that has joined the plane."""
+async def assemble(config: WorkerConfig, clock: PlaneClock | None = None) -> Assembled:
+    """A producer that has joined the plane; `clock` is the process's, if it has one already."""
     client = await join_plane(config.plane, config.ray_address)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model_path)
     engine = await asyncio.to_thread(
@@ -131,7 +132,7 @@ async def assemble(config: WorkerConfig) -> Assembled:
         address=config.plane.address,
         config=config.plane.settings,
     )
-    return Assembled(client, Producer(client, tasks, connect=connect))
+    return Assembled(client, Producer(client, tasks, connect=connect, clock=clock))
 
 
 def settle_memory() -> None:

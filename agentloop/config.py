@@ -100,6 +100,47 @@ class WorkerConfig(Settings):
     eval_tasks: list[TaskConfig] = []
 
 
+class DemonstratorConfig(Settings):
+    """A demonstrator by its dotted name, `package.module:Class`."""
+
+    path: str
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Keyword arguments of the class, beside the tokenizer and the seed."""
+
+
+class DemonstrationsConfig(Settings):
+    """Episodes to learn from, by somebody who knows how it is done."""
+
+    demonstrator: DemonstratorConfig
+    tasks: list[TaskConfig] = []
+    """None: the tasks that are trained, one session a prompt, not judged."""
+    groups: int = Field(default=64, ge=1)
+    """Groups that are run at once."""
+
+
+class RolloutsConfig(Settings):
+    """The producers of a training run; its model and plane are the run's."""
+
+    engine: dict[str, Any] = Field(default_factory=lambda: {"kind": "hf"})
+    workers: WorkersConfig = WorkersConfig()
+    tasks: list[TaskConfig] = Field(min_length=1)
+    eval_tasks: list[TaskConfig] = []
+    demonstrations: dict[str, DemonstrationsConfig] = Field(
+        default_factory=dict[str, DemonstrationsConfig]
+    )
+    """By name."""
+    persist_prompts: bool = True
+    reissues: int = Field(default=2, ge=0)
+
+    @model_validator(mode="after")
+    def _names(self) -> RolloutsConfig:
+        check_names([task.name for task in self.tasks], [task.name for task in self.eval_tasks])
+        for demonstrations in self.demonstrations.values():
+            if demonstrations.tasks:
+                check_names([task.name for task in demonstrations.tasks])
+        return self
+
+
 class RunConfig(Settings):
     """A rollout: `python -m agentloop.run --config FILE`."""
 

@@ -7,7 +7,7 @@ import asyncio
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +16,9 @@ import yaml
 import dataplane
 from agentloop.assembly import load_tokenizer
 from agentloop.config import RunConfig, TaskConfig, WorkerConfig
-from agentloop.datasets import DatasetError
+from agentloop.datasets import DatasetError, PromptRow
 from agentloop.groups.invariants import wrong_rows
+from agentloop.groups.plane_clock import PlaneClock
 from agentloop.loops.chat import ChatTokenizer
 from agentloop.production.accounting import ProduceResult
 from agentloop.production.manager import RolloutManager
@@ -50,19 +51,28 @@ async def rollout(config: RunConfig, *, ray_address: str | None) -> list[Produce
             tasks=config.tasks,
             eval_tasks=config.eval_tasks,
         )
-        seats = make_seats(config, worker)
+        clock = PlaneClock()
+        seats = make_seats(config.workers, worker, clock)
         try:
             await seats.open()
-            return await _steps(config, client, seats, tokenizer)
+            return await _steps(config, client, seats, tokenizer, clock)
         finally:
             await seats.close()
             await client.close()
 
 
 async def _steps(
-    config: RunConfig, client: AsyncClient, seats: Seats, tokenizer: ChatTokenizer
+    config: RunConfig,
+    client: AsyncClient,
+    seats: Seats,
+    tokenizer: ChatTokenizer,
+    clock: PlaneClock,
 ) -> list[ProduceResult]:
     run_id = uuid.uuid4().hex
+
+    def rows_of(task: TaskConfig) -> Callable[[], PromptRow]:
+        return make_sampler(task, tokenizer, config.seed, run_id).next
+
     results: list[ProduceResult] = []
     with RolloutProgress() as progress:
 
@@ -70,14 +80,12 @@ async def _steps(
             return RolloutManager(
                 client,
                 seats,
-                [
-                    managed(task, partition_id, make_sampler(task, tokenizer, config.seed, run_id))
-                    for task in tasks
-                ],
+                [managed(task, partition_id, rows_of(task)) for task in tasks],
                 partition_id=partition_id,
                 persist_prompts=config.persist_prompts,
                 reissues=config.reissues,
                 on_outcome=progress.outcome,
+                clock=clock,
             )
 
         train = manager_of(config.tasks, config.partition_id)

@@ -4,7 +4,8 @@ Tags (small, queryable) live apart from values (tensors). Producers put rows, a 
 over tags, workers fetch values by key. Start with `init()`. Rows: `kv_put`, `kv_batch_put`,
 `kv_batch_get`, `kv_view`, `kv_list`, `kv_clear`. Consumers: `kv_wait`, `kv_watch`, `kv_claim`,
 `kv_commit`, `kv_release`. Producers of groups: `begin_group`, `end_group`. All of it:
-`kv_create_partition` and its siblings, `explain`, `save_checkpoint`, `load_checkpoint`.
+`kv_create_partition` and its siblings, `explain`, `save_checkpoint`, `load_checkpoint`. Weights of
+a model: `publish_weights`, `newest_version`, `read_weights`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         Unauthenticated,
         Unreachable,
         ValueLost,
+        WeightsNotFound,
     )
     from dataplane.session import (
         begin_group,
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
         Retention,
         Revision,
     )
+    from dataplane.weights import Weights, newest_version, publish_weights, read_weights
 
 __all__ = [
     "AlreadyWritten",
@@ -115,6 +118,8 @@ __all__ = [
     "Unauthenticated",
     "Unreachable",
     "ValueLost",
+    "Weights",
+    "WeightsNotFound",
     "async_connect",
     "begin_group",
     "close",
@@ -138,6 +143,9 @@ __all__ = [
     "kv_wait",
     "kv_watch",
     "load_checkpoint",
+    "newest_version",
+    "publish_weights",
+    "read_weights",
     "request_outcome",
     "save_checkpoint",
     "verify_checkpoint",
@@ -179,6 +187,7 @@ _HOME = {
         "session",
     ),
     **dict.fromkeys((name for name in __all__ if name.startswith("kv_")), "session"),
+    **dict.fromkeys(("Weights", "newest_version", "publish_weights", "read_weights"), "weights"),
 }
 """Where each public name lives; all others are errors. Names load on first use: a server needs
 no torch."""

@@ -6,6 +6,7 @@
         PartitionNotFound (KeyError)     .partition_id
         KeyNotFound (KeyError)           .partition_id .keys
         FieldNotFound (KeyError)         .partition_id .keys .fields
+        WeightsNotFound (KeyError)       .partition_id
         AlreadyWritten                   .partition_id .keys
         SchemaMismatch                   .partition_id .keys .fields
         StaleWrite                       .partition_id .keys .cleared_at .attempt
@@ -87,6 +88,14 @@ class FieldNotFound(RequestError, KeyError):
     partition_id: str
     keys: list[str]
     fields: list[str]
+
+
+class WeightsNotFound(RequestError, KeyError):
+    """There is no such version of the weights, or it is not whole."""
+
+    attributes = ("partition_id",)
+    partition_id: str | None
+    """None where no version has been published."""
 
 
 class AlreadyWritten(RequestError):

@@ -1,7 +1,14 @@
-"""The error of the trainer: a plan that nobody can make."""
+"""The errors of the trainer: a plan that nobody can make, a batch that cannot come."""
 
 from __future__ import annotations
 
 
 class PlanError(ValueError):
     """A constraint that cannot be met; the message names it, and nothing was dispatched."""
+
+
+class Starved(RuntimeError):
+    """A batch is not full, and nothing is under way that could fill it: waiting would be in vain.
+
+    Nothing is claimed. The message says what is there.
+    """

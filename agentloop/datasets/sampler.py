@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -56,17 +57,22 @@ class Sampler:
         self.run_id = uuid.uuid4().hex if run_id is None else run_id
         self.drawn = 0
         """Prompts drawn so far."""
+        self._again: deque[int] = deque()
+        """Draws before that which come once more, first of all."""
         self._first = _print(dataset[0])
         self._order: npt.NDArray[np.int64] | None = None
         self._order_epoch = -1
 
     def next(self) -> PromptRow:
         """The next prompt, with its ids."""
-        draw = self.drawn
+        draw = self._again[0] if self._again else self.drawn
         epoch, position = divmod(draw, len(self._dataset))
         prompt = self._dataset[self._at(epoch, position)]
         # Only now: a row that cannot be read is met again, and none is skipped in silence.
-        self.drawn += 1
+        if self._again:
+            self._again.popleft()
+        else:
+            self.drawn += 1
         first = draw * self._repeat
         return replace(
             prompt,
@@ -83,9 +89,15 @@ class Sampler:
 
     # -- resuming ----------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """Plain data that `restore` continues from."""
-        return {"version": _STATE, "drawn": self.drawn, "run_id": self.run_id, **self._fixed()}
+    def state(self, unfinished: Collection[int] = ()) -> dict[str, Any]:
+        """Plain data that `restore` continues from.
+
+        `unfinished`: draws (their group ids) that nothing has come of yet: they come again, in
+        their order, before new ones.
+        """
+        state = {"version": _STATE, "drawn": self.drawn, "run_id": self.run_id, **self._fixed()}
+        again = sorted({*unfinished, *self._again})
+        return state | {"again": again} if again else state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was taken, as the same run.
@@ -106,8 +118,12 @@ class Sampler:
         drawn, run_id = state.get("drawn"), state.get("run_id")
         if not isinstance(drawn, int) or drawn < 0 or not isinstance(run_id, str):
             raise ValueError(f"a sampler's state with drawn {drawn!r} and run_id {run_id!r}")
+        again = cast("object", state.get("again", []))
+        if not _are_draws(again, drawn):
+            raise ValueError(f"a sampler's state with drawn {drawn} and again {again!r:.80}")
         self.drawn = drawn
         self.run_id = run_id
+        self._again = deque(cast("list[int]", again))
 
     def _fixed(self) -> dict[str, Any]:
         """What must not change while an order is continued."""
@@ -129,6 +145,13 @@ class Sampler:
             self._order = random.permutation(len(self._dataset)).astype(np.int64)
             self._order_epoch = epoch
         return int(self._order[position])
+
+
+def _are_draws(value: object, drawn: int) -> bool:
+    """Whether it is a list of draws that were made."""
+    return isinstance(value, list) and all(
+        isinstance(draw, int) and 0 <= draw < drawn for draw in cast("list[object]", value)
+    )
 
 
 def _print(prompt: PromptRow) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from agentloop.groups.job import GroupJob
 from agentloop.groups.outcome import GroupOutcome, MemberOutcome
+from agentloop.groups.plane_clock import PlaneClock
 from agentloop.groups.publish import interrupted_states, publish
 from agentloop.groups.task import Policy, Task
 from agentloop.loops.loop import Session
@@ -37,12 +38,15 @@ class Group:
         task: Task,
         client: AsyncClient,
         publishing: asyncio.Semaphore | None = None,
+        clock: PlaneClock | None = None,
     ) -> None:
-        """`publishing` bounds how many sessions of all groups are published at the same time."""
+        """`publishing` bounds how many sessions of all groups are published at the same time;
+        `clock` counts the time of the plane's calls."""
         self._job = job
         self._task = task
         self._client = client
         self._publishing = publishing or asyncio.Semaphore(1)
+        self._clock = clock or PlaneClock()
         self._abort_requested = asyncio.Event()
         self._given_up = asyncio.Event()
         self._sessions: list[asyncio.Task[None]] = []
@@ -103,7 +107,8 @@ class Group:
         """The attempt; None if the group was interrupted before it was let in."""
         job = self._job
         if job.attempt is not None:
-            self._members = await interrupted_states(self._client, job)
+            with self._clock.call():
+                self._members = await interrupted_states(self._client, job)
             return job.attempt
         beginning = asyncio.create_task(
             self._client.begin_group(
@@ -154,7 +159,7 @@ class Group:
         session = Session(
             engine=self._task.engine,
             tokenizer=self._task.tokenizer,
-            sampling=self._task.sampling_of(session_id),
+            sampling=self._task.sampling_of(self._job, session_id),
             turn_timeout_s=self._task.turn_timeout_s,
             abort_requested=self._abort_requested,
             evaluates=self._task.evaluates,
@@ -166,7 +171,8 @@ class Group:
         if self._given_up.is_set():
             return  # the group has ended without it
         async with self._publishing:
-            await self._publish(session_id, states, attempt)
+            with self._clock.call():
+                await self._publish(session_id, states, attempt)
 
     async def _publish(self, session_id: int, states: list[RolloutState], attempt: int) -> None:
         if self._job.attempt is not None:
@@ -194,7 +200,8 @@ class Group:
         state.status = Status.ABORTED
         state.finish_reason = "abort"
         state.error_msg = _NOT_STOPPED
-        await self._publish(session_id, [state], attempt)
+        with self._clock.call():
+            await self._publish(session_id, [state], attempt)
 
     # -- end ---------------------------------------------------------------------------------
 
@@ -208,6 +215,19 @@ class Group:
         policy: Policy = "fail"
         if status is not Status.COMPLETED:
             policy = self._task.filtered if status is Status.FILTERED else self._task.incomplete
+        with self._clock.call():
+            await self._close(attempt, states, status, policy, took_s)
+        return self._outcome(status, None, took_s)
+
+    async def _close(
+        self,
+        attempt: int,
+        states: list[RolloutState],
+        status: Status,
+        policy: Policy,
+        took_s: float,
+    ) -> None:
+        """Give the prompt its last status, or clear what there is of the group."""
         if policy == "fail":
             tags: dict[str, object] = {"group_generate_time_s": took_s}
             if status is Status.FILTERED:
@@ -222,7 +242,6 @@ class Group:
             await self._client.kv_clear(
                 None, self._job.partition_id, where={"uid": self._job.uid}, retire=True
             )
-        return self._outcome(status, None, took_s)
 
     def _is_valid(self, states: list[RolloutState]) -> bool:
         hook = self._task.is_valid_sample

@@ -27,6 +27,8 @@ class GroupJob:
     train_prompt_ids: list[int] | None = None  # [P] with every image token, where that differs
     shared: bool = False
     """Whether values that its trajectories share lie under the prompt's key."""
+    greedy: bool = False
+    """Whether sessions take the likeliest token each time, whatever their task says."""
     attempt: int | None = None
     """Of a group that was interrupted and is to be gone on with."""
     tries: int = 0
@@ -77,6 +79,7 @@ class GroupJob:
             "prompt_ids": self.prompt_ids,
             "train_prompt_ids": self.train_prompt_ids,
             "shared": self.shared,
+            "greedy": self.greedy,
         }
         return {"messages": self.messages, "extra": extra}
 
@@ -102,4 +105,5 @@ class GroupJob:
             prompt_ids=extra["prompt_ids"],
             train_prompt_ids=extra["train_prompt_ids"],
             shared=extra["shared"],
+            greedy=extra.get("greedy", False),
         )

@@ -11,6 +11,7 @@ from agentloop.engines.weights import load_weights
 from agentloop.groups.group import Group
 from agentloop.groups.job import GroupJob
 from agentloop.groups.outcome import GroupOutcome
+from agentloop.groups.plane_clock import PlaneClock
 from agentloop.groups.task import Task
 from agentloop.rewards.judging import close_reward
 from dataplane import AsyncClient, Client, StaleWrite
@@ -29,10 +30,13 @@ class Producer:
         tasks: Mapping[str, Task],
         *,
         connect: Callable[[], Client] = dataplane.connect,
+        clock: PlaneClock | None = None,
     ) -> None:
-        """`connect` makes the client that weights are read with: they are looked at in place."""
+        """`connect` makes the client that weights are read with: they are looked at in place.
+        `clock` is the process's, if others in it count with it too."""
         self._client = client
         self._connect = connect
+        self.clock = clock or PlaneClock()
         self._reader: Client | None = None
         self._tasks = dict(tasks)
         self._groups: dict[str, tuple[Group, asyncio.Task[GroupOutcome]]] = {}
@@ -47,7 +51,7 @@ class Producer:
             raise ValueError(f"task {job.task!r} is none of {sorted(self._tasks)}")
         if job.uid in self._groups:
             raise ValueError(f"group {job.uid!r} is under way already")
-        group = Group(job, task, self._client, self._publishing)
+        group = Group(job, task, self._client, self._publishing, self.clock)
         if self._paused:
             group.request_abort()
         running = asyncio.create_task(group.run())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from agentloop.engines.types import Engine, Sampling
+from agentloop.groups.job import GroupJob
 from agentloop.loops.chat import ChatTokenizer
 from agentloop.loops.loop import AgentLoop
 from agentloop.rewards.types import Reward
@@ -46,8 +48,16 @@ class Task:
     """Whether an interrupted response is gone on with, rather than begun anew."""
     evaluates: bool = False
 
-    def sampling_of(self, session_id: int) -> Sampling:
-        """How one session samples: with a seed of its own where the task has one."""
-        if self.sampling.seed is None:
-            return self.sampling
-        return replace(self.sampling, seed=self.sampling.seed + session_id)
+    def sampling_of(self, job: GroupJob, session_id: int) -> Sampling:
+        """How one session of a group samples.
+
+        Where the task has a seed, the session's own follows from it, the trainer step, the prompt's
+        uid and the session: no two draw the same noise, and a run that is resumed draws it again.
+        """
+        sampling = replace(self.sampling, temperature=0.0) if job.greedy else self.sampling
+        if sampling.seed is None:
+            return sampling
+        told = f"{sampling.seed}:{job.global_steps}:{job.uid}:{session_id}".encode()
+        digest = hashlib.blake2b(told, digest_size=4).digest()
+        # 31 bits: some servers take no larger seed.
+        return replace(sampling, seed=int.from_bytes(digest, "big") >> 1)

@@ -72,6 +72,9 @@ class ProduceResult:
     produced_tokens: int = 0
     """All that came, whatever became of it."""
     produce_time_s: float = 0.0
+    plane_time_s: float = 0.0
+    """Seconds of it in which at least one call of the plane was under way in a process that
+    produced; of the busiest of them. Waits for admission do not count."""
     cancelled_groups: tuple[str, ...] = ()
     """Uids of groups that were given up because they did not stop in time."""
     superseded_groups: int = 0
@@ -97,6 +100,7 @@ class ProduceResult:
             "timing/task_p99_p50_ratio": self.group_gen_p99_p50_ratio,
             "timing/pause_s": self.group_gen_pause_time_s,
             "timing/produce_s": self.produce_time_s,
+            "timing/produce_plane_s": self.plane_time_s,
             "async/init_samples": self.leftover_init,
             "async/completed_samples": self.leftover_completed,
             "async/aborted_samples": self.leftover_aborted,

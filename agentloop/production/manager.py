@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from agentloop.groups.job import GroupJob
 from agentloop.groups.outcome import GroupOutcome
+from agentloop.groups.plane_clock import PlaneClock, busiest
 from agentloop.groups.publish import submit
 from agentloop.groups.task import Policy
 from agentloop.production.accounting import ProduceResult, Window
@@ -86,10 +87,12 @@ class RolloutManager:
         reissues: int = 2,
         replacements_per_group: int = 4,
         on_outcome: OnOutcome | None = None,
+        clock: PlaneClock | None = None,
     ) -> None:
         """`reissues`: how often a prompt is given to another worker after one died over it, before
         its group counts as incomplete. `replacements_per_group`: how many prompts may be drawn in
-        place of each group that was dropped for another, before a round is left short."""
+        place of each group that was dropped for another, before a round is left short. `clock`:
+        this process's, which counts the plane's calls."""
         if not tasks:
             raise ValueError("a manager needs a task")
         self._client = client
@@ -99,6 +102,7 @@ class RolloutManager:
             raise ValueError(f"two tasks have one name: {[task.name for task in tasks]}")
         self._partition_id = partition_id
         self._rows = PromptRows(client, partition_id)
+        self._clock = clock or PlaneClock()
         self._persist = persist_prompts
         self._reissues = reissues
         self._replacements_per_group = replacements_per_group
@@ -122,8 +126,9 @@ class RolloutManager:
         after a pause. Nothing is under way when it returns.
         """
         async with self._producing:
-            began = time.monotonic()
-            round_ = await self._round(batch_size)
+            began, plane_began = time.monotonic(), await self._plane_times()
+            with self._clock.call():
+                round_ = await self._round(batch_size)
             running: set[asyncio.Task[GroupOutcome]] = set()
             try:
                 while True:
@@ -136,7 +141,9 @@ class RolloutManager:
             finally:
                 for group in running:
                     group.cancel()
-            return self._close_window(round_, time.monotonic() - began)
+            took_s = time.monotonic() - began
+            plane_time_s = busiest(plane_began, await self._plane_times())
+            return replace(self._close_window(round_, took_s), plane_time_s=plane_time_s)
 
     async def pause(self, limit_s: float = 30.0) -> float:
         """Interrupt everything under way; seconds it took. `produce` returns with what there is."""
@@ -229,9 +236,10 @@ class RolloutManager:
             if sharing is not None:
                 shared[job.uid] = sharing
         if new:
-            await submit(
-                self._client, self._partition_id, new, persist=self._persist, shared=shared
-            )
+            with self._clock.call():
+                await submit(
+                    self._client, self._partition_id, new, persist=self._persist, shared=shared
+                )
         for job in [*known, *new]:
             running.add(asyncio.create_task(self._carry(job)))
 
@@ -271,18 +279,25 @@ class RolloutManager:
 
     async def _after_loss(self, job: GroupJob) -> GroupOutcome | None:
         """What became of a group whose worker died; None if it is to be begun anew."""
-        prompts = await self._rows.prompts({"uid": job.uid})
-        if prompts and await self._rows.reclaim(job.uid, prompts[0]):
-            return None
-        return await self._rows.outcome(job.uid, job.task)
+        with self._clock.call():
+            prompts = await self._rows.prompts({"uid": job.uid})
+            if prompts and await self._rows.reclaim(job.uid, prompts[0]):
+                return None
+            return await self._rows.outcome(job.uid, job.task)
 
     async def _give_up(self, job: GroupJob, reason: str) -> GroupOutcome:
         """The group could not be run: its prompt gets its last status by the task's policy."""
         _log.error("group %s of task %s failed: %s", job.uid, job.task, reason)
-        await self._rows.give_up(job.uid, reason, keep=self._tasks[job.task].incomplete == "fail")
+        keep = self._tasks[job.task].incomplete == "fail"
+        with self._clock.call():
+            await self._rows.give_up(job.uid, reason, keep=keep)
         return GroupOutcome.failed(job.uid, job.task, job.n, reason)
 
     # -- accounting --------------------------------------------------------------------------
+
+    async def _plane_times(self) -> dict[object, float]:
+        """Seconds so far that each process of this production was busy with the plane."""
+        return {"manager": self._clock.seconds, **await self._seats.plane_times()}
 
     def _record(self, round_: _Round, outcome: GroupOutcome) -> None:
         self._window.record(outcome)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentloop.config import TaskConfig
@@ -12,12 +12,19 @@ from agentloop.loops.chat import ChatTokenizer
 from agentloop.production.manager import ManagedTask
 
 
-def managed(config: TaskConfig, partition_id: str, sampler: Sampler) -> ManagedTask:
+def managed(
+    config: TaskConfig,
+    partition_id: str,
+    next_row: Callable[[], PromptRow],
+    *,
+    greedy: bool = False,
+) -> ManagedTask:
     """A task as a manager sees it: its prompts, drawn one after the other."""
 
     def draw(global_steps: int) -> tuple[GroupJob, Mapping[str, Any] | None]:
-        row = sampler.next()
-        return job_of(row, config, partition_id, global_steps), row.multi_modal_inputs
+        row = next_row()
+        job = job_of(row, config, partition_id, global_steps, greedy=greedy)
+        return job, row.multi_modal_inputs
 
     return ManagedTask(
         config.name,
@@ -28,7 +35,14 @@ def managed(config: TaskConfig, partition_id: str, sampler: Sampler) -> ManagedT
     )
 
 
-def job_of(row: PromptRow, config: TaskConfig, partition_id: str, global_steps: int) -> GroupJob:
+def job_of(
+    row: PromptRow,
+    config: TaskConfig,
+    partition_id: str,
+    global_steps: int,
+    *,
+    greedy: bool = False,
+) -> GroupJob:
     """The group that a prompt becomes."""
     return GroupJob(
         uid=row.uid,
@@ -41,6 +55,7 @@ def job_of(row: PromptRow, config: TaskConfig, partition_id: str, global_steps: 
         data_source=row.data_source,
         prompt_ids=row.prompt_ids,
         shared=row.multi_modal_inputs is not None,
+        greedy=greedy,
     )
 
 

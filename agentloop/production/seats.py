@@ -30,6 +30,8 @@ class _Seat:
     def __init__(self, start: StartWorker) -> None:
         self.start = start
         self.worker: Worker | None = None
+        self.filled = 0
+        """Workers that it has had."""
         self.load = 0
         self.failures = 0
         """Starts and runs in a row that ended with a lost worker."""
@@ -94,6 +96,21 @@ class Seats:
         """All workers, and those that are started later, generate with this version."""
         self._version = version
         await self._each(lambda worker: worker.update_weights(version))
+
+    async def plane_times(self) -> dict[object, float]:
+        """Seconds so far that each worker was busy with the plane, by who it is.
+
+        Workers that are gone are left out.
+        """
+        seats = [(place, seat) for place, seat in enumerate(self._seats) if seat.worker is not None]
+        names = {id(seat.worker): (place, seat.filled) for place, seat in seats}
+        times: dict[object, float] = {}
+
+        async def ask(worker: Worker) -> None:
+            times[names[id(worker)]] = await worker.plane_time_s()
+
+        await self._each(ask)
+        return times
 
     async def close(self) -> None:
         for seat in self._seats:
@@ -167,6 +184,7 @@ class Seats:
             _log.error("a worker could not be started: %s", error)
             return
         seat.worker = worker
+        seat.filled += 1
 
     async def _each(self, ask: Callable[[Worker], Awaitable[None]]) -> None:
         """Ask all workers at once. One that is gone is started again and is no error."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from agentloop.assembly import assemble
-from agentloop.config import RunConfig, WorkerConfig
+from agentloop.config import WorkerConfig, WorkersConfig
+from agentloop.groups.plane_clock import PlaneClock
 from agentloop.production.seats import Seats, StartWorker
 from agentloop.workers.local import LocalWorker
 from agentloop.workers.process import ProcessWorker
 from agentloop.workers.types import Worker
 
 
-def make_seats(config: RunConfig, worker: WorkerConfig) -> Seats:
-    """The workers of a run."""
-    kind, plain = config.workers, worker.model_dump(mode="json")
+def make_seats(kind: WorkersConfig, worker: WorkerConfig, clock: PlaneClock) -> Seats:
+    """The workers of a run; `clock` is that of this process, for those that run in it."""
+    plain = worker.model_dump(mode="json")
 
     async def local() -> Worker:
-        assembled = await assemble(worker)
+        assembled = await assemble(worker, clock)
         return LocalWorker(assembled.producer, on_close=assembled.close)
 
     async def process() -> Worker:

@@ -34,6 +34,9 @@ class Body:
     async def update_weights(self, version: int) -> None:
         await self._ready().producer.update_weights(version)
 
+    async def plane_time_s(self, _: None = None) -> float:
+        return self._ready().producer.clock.seconds
+
     async def close(self, _: None = None) -> None:
         if self._assembled is not None:
             await self._assembled.close()

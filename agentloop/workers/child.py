@@ -11,7 +11,7 @@ import uvloop
 from agentloop.processes.calls import Calls
 from agentloop.workers.body import Body
 
-VERBS = ("start", "run", "pause", "resume", "update_weights", "close")
+VERBS = ("start", "run", "pause", "resume", "update_weights", "plane_time_s", "close")
 
 
 async def _serve(fd: int) -> None:

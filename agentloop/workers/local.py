@@ -35,5 +35,8 @@ class LocalWorker:
     async def update_weights(self, version: int) -> None:
         await self._producer.update_weights(version)
 
+    async def plane_time_s(self) -> float:
+        return self._producer.clock.seconds
+
     async def close(self) -> None:
         await self._on_close()

@@ -64,6 +64,9 @@ class ProcessWorker:
     async def update_weights(self, version: int) -> None:
         await self._ask("update_weights", version)
 
+    async def plane_time_s(self) -> float:
+        return float(await self._ask("plane_time_s"))
+
     async def close(self) -> None:
         """End the child: by asking, and by force when it does not."""
         try:

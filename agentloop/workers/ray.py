@@ -59,6 +59,9 @@ class RayWorker:
     async def update_weights(self, version: int) -> None:
         await _asked(self._actor.update_weights.remote(version))
 
+    async def plane_time_s(self) -> float:
+        return float(await _asked(self._actor.plane_time_s.remote()))
+
     async def close(self) -> None:
         try:
             await _asked(self._actor.close.remote())

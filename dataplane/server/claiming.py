@@ -317,8 +317,17 @@ class Claiming:
 
     def _abandon(self, connection: Connection, number: int, body: Body) -> None:
         (numbers,) = body
-        self.give_up(connection.client_id, check_numbers(numbers, "claim_abandon"))
-        connection.reply(number, None)
+        given_up = check_numbers(numbers, "claim_abandon")
+        # A claim that came just before this has not begun to run, and will before this goes on.
+        asyncio.get_running_loop().call_soon(self._abandoned, connection, number, given_up)
+
+    def _abandoned(self, connection: Connection, number: int, numbers: list[int]) -> None:
+        try:
+            self.give_up(connection.client_id, numbers)
+        except DataplaneError as error:
+            connection.fail(number, error)
+        else:
+            connection.reply(number, None)
 
     def give_up(self, client_id: str, numbers: Sequence[int]) -> None:
         """Nobody waits for these requests of a client any longer: what they got goes back."""

@@ -70,6 +70,11 @@ class Mortal:
 
     async def update_weights(self, version: int) -> None: ...
 
+    async def plane_time_s(self) -> float:
+        if self._dead.is_set():
+            raise WorkerLost("it died")
+        return await self._inner.plane_time_s()
+
     async def close(self) -> None:
         if not self._dead.is_set():
             await self._inner.close()

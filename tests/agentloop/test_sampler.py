@@ -126,6 +126,20 @@ def test_a_resumed_run_names_the_draws_it_repeats_as_before() -> None:
     assert again.run_id == sampler.run_id
 
 
+def test_draws_that_nothing_came_of_come_again_first_as_the_same_prompts() -> None:
+    sampler = Sampler(Prompts(4), repeat=2)
+    five = [sampler.next() for _ in range(5)]
+    state = json.loads(json.dumps(sampler.state([3, 1])))
+    again = Sampler(Prompts(4), repeat=2)
+    again.restore(state)
+    assert [again.next(), again.next()] == [five[1], five[3]]  # with their uids and epochs
+    assert (again.next(), again.drawn) == (sampler.next(), 6)
+    again.restore(state)
+    again.next()
+    assert again.state()["again"] == [3]
+    assert "again" not in sampler.state()
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -146,8 +160,12 @@ def test_the_state_of_another_order_is_refused(other: Sampler, message: str) -> 
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": 2}, {"version": None}, {"drawn": -1}, {"drawn": "3"}, {"run_id": 7}]
-)
+    "change",
+    [
+        {"version": 2}, {"version": None}, {"drawn": -1}, {"drawn": "3"}, {"run_id": 7},
+        {"again": [3]}, {"again": [-1]}, {"again": ["1"]}, {"again": 1},
+    ],
+)  # fmt: skip
 def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
     sampler = Sampler(Prompts(4))
     with pytest.raises(ValueError, match="sampler"):

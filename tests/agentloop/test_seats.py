@@ -40,6 +40,10 @@ class Told:
     async def update_weights(self, version: int) -> None:
         self._do("update_weights", version)
 
+    async def plane_time_s(self) -> float:
+        self._do("plane_time_s")
+        return 0.5
+
     async def close(self) -> None:
         self._do("close")
 

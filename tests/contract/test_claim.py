@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -267,6 +268,27 @@ def test_capacity_for_ten_rows_takes_ten_more_when_ten_were_consumed(
     assert claim.keys == second
     with pytest.raises(InvalidRequest, match="10 rows"):
         client.kv_claim(partition, "t", count=11, timeout=5)
+
+
+@pytest.mark.kinds("embedded-async")
+def test_a_claim_that_is_cancelled_as_soon_as_it_was_sent_holds_nothing(
+    plane: Plane, client: Any, partition: str
+) -> None:
+    """The store gets the claim and that it was given up in one piece."""
+    client.kv_put("a", partition, tags={})
+
+    async def cancelled() -> None:
+        claiming = asyncio.ensure_future(client.client.kv_claim(partition, "t", count=1))
+        await asyncio.sleep(0)  # it runs until it waits for its answer
+        claiming.cancel()
+        await asyncio.wait([claiming])
+        assert claiming.cancelled()
+
+    for _ in range(20):
+        client._run(cancelled())
+        claim = plane.witness.kv_claim(partition, "t", count=1, timeout=5)
+        plane.witness.kv_release(claim)
+    assert claim.deliveries == [20]  # of what nobody was told, nothing is counted
 
 
 # -- groups ----------------------------------------------------------------------------------

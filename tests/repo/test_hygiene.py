@@ -24,7 +24,6 @@ UNSAFE_CALLS = {
     "marshal.loads",
     "yaml.load",
     "yaml.unsafe_load",
-    "torch.load",
 }
 
 
@@ -59,9 +58,35 @@ def test_nothing_received_is_unpickled_or_evaluated() -> None:
         f"{module.where}:{node.lineno}: {ast.unparse(node.func)}"
         for module in modules().values()
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS
+        if isinstance(node, ast.Call)
+        if ast.unparse(node.func) in UNSAFE_CALLS or _loads_more_than_weights(node)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def _loads_more_than_weights(call: ast.Call) -> bool:
+    """`torch.load` unpickles, unless it is told in so many words to read tensors alone."""
+    if ast.unparse(call.func) != "torch.load":
+        return False
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    limit = given.get("weights_only")
+    return not (isinstance(limit, ast.Constant) and limit.value is True)
+
+
+@pytest.mark.parametrize(
+    ("call", "unsafe"),
+    [
+        ("torch.load(f)", True),
+        ("torch.load(f, weights_only=False)", True),
+        ("torch.load(f, weights_only=limit)", True),
+        ("torch.load(f, weights_only=True)", False),
+        ("json.load(f)", False),
+    ],
+)
+def test_which_loads_are_taken_for_unsafe(call: str, unsafe: bool) -> None:
+    node = ast.parse(call, mode="eval").body
+    assert isinstance(node, ast.Call)
+    assert _loads_more_than_weights(node) is unsafe
 
 
 def test_the_dataplane_does_not_import_pickle() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -38,6 +38,7 @@ class PolicyInputs:
         return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
+@runtime_checkable
 class PolicyLoss(Protocol):
     """A loss of one's own."""
 

@@ -27,7 +27,7 @@ def chosen_logprobs(
     temperature: float = 1.0,
 ) -> torch.Tensor:  # [..., L, k] float32
     """log p of some tokens at every entry: their logit less the logarithm of the sum of all."""
-    scaled = logits.float() / temperature
+    scaled = _scaled(logits, temperature)
     return scaled.gather(-1, ids) - torch.logsumexp(scaled, -1, keepdim=True)
 
 
@@ -36,5 +36,11 @@ def entropy(
     temperature: float = 1.0,
 ) -> torch.Tensor:  # [..., L] float32
     """-sum p log p at every entry."""
-    scaled = logits.float() / temperature
+    scaled = _scaled(logits, temperature)
     return torch.logsumexp(scaled, -1) - (scaled.softmax(-1) * scaled).sum(-1)
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """In float32; not copied where that changes nothing, for they are the largest tensor of all."""
+    whole = logits.float()
+    return whole if temperature == 1.0 else whole / temperature

@@ -1,0 +1,1 @@
+"""The smallest run that learns: sums with a calculator, a model of a hundred thousand weights."""
