@@ -171,15 +171,14 @@ class Group:
         if self._given_up.is_set():
             return  # the group has ended without it
         async with self._publishing:
-            with self._clock.call():
-                await self._publish(session_id, states, attempt)
+            await self._publish(session_id, states, attempt)
 
     async def _publish(self, session_id: int, states: list[RolloutState], attempt: int) -> None:
         if self._job.attempt is not None:
             # A put adds to what there is, and these rows are to hold nothing of an earlier call.
             await self._clear(self._members[session_id])
         try:
-            await publish(self._client, states, self._job, attempt)
+            await publish(self._client, states, self._job, attempt, self._clock)
         except StaleWrite:
             self._abort_requested.set()  # nothing of this group will be taken any more
             raise
@@ -187,12 +186,13 @@ class Group:
             # No room for it, or a field that the partition cannot hold: this session has failed.
             await self._clear(states)
             states = [_unpublished(self._job.states()[session_id], f"publishing failed: {error}")]
-            await publish(self._client, states, self._job, attempt)
+            await publish(self._client, states, self._job, attempt, self._clock)
         self._members[session_id] = states
 
     async def _clear(self, states: Iterable[RolloutState]) -> None:
         keys = [state.key for state in states]
-        await self._client.kv_clear(keys, self._job.partition_id)
+        with self._clock.call():
+            await self._client.kv_clear(keys, self._job.partition_id)
 
     async def _abandon(self, session_id: int, attempt: int) -> None:
         """The session was cancelled, or still runs although it was: its row says so."""
@@ -200,8 +200,7 @@ class Group:
         state.status = Status.ABORTED
         state.finish_reason = "abort"
         state.error_msg = _NOT_STOPPED
-        with self._clock.call():
-            await self._publish(session_id, [state], attempt)
+        await self._publish(session_id, [state], attempt)
 
     # -- end ---------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentloop.groups.job import GroupJob
+from agentloop.groups.plane_clock import PlaneClock
 from agentloop.trajectory.rows import state_of_row, trajectory_fields, trajectory_tags
 from agentloop.trajectory.state import RolloutState
 from dataplane import AsyncClient, Listing
@@ -16,6 +17,7 @@ async def publish(
     states: Sequence[RolloutState],
     job: GroupJob,
     attempt: int,
+    clock: PlaneClock,
 ) -> None:
     """Put the trajectories of one session: all of them exist, whole, or none.
 
@@ -37,15 +39,18 @@ async def publish(
     for names, rows in of_kind.items():
         if len(rows) == 1:  # what most sessions have, and the cheapest of all puts
             ((key, fields, tags),) = rows
-            await client.kv_put(key, job.partition_id, fields or None, tags, attempt=attempt)
+            with clock.call():
+                await client.kv_put(key, job.partition_id, fields or None, tags, attempt=attempt)
             continue
-        await client.kv_batch_put(
-            [key for key, _, _ in rows],
-            job.partition_id,
-            {name: [fields[name] for _, fields, _ in rows] for name in names} or None,
-            [tags for _, _, tags in rows],
-            attempt=attempt,
-        )
+        columns = {name: [fields[name] for _, fields, _ in rows] for name in names}
+        with clock.call():
+            await client.kv_batch_put(
+                [key for key, _, _ in rows],
+                job.partition_id,
+                columns or None,
+                [tags for _, _, tags in rows],
+                attempt=attempt,
+            )
 
 
 async def submit(

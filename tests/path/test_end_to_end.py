@@ -16,6 +16,7 @@ import torch
 
 import dataplane
 from agentloop.groups.job import GroupJob
+from agentloop.groups.plane_clock import PlaneClock
 from agentloop.groups.publish import publish, submit
 from agentloop.trajectory.canonicalize import canonicalize_group
 from agentloop.trajectory.state import RolloutState, Status
@@ -71,7 +72,7 @@ async def generate(client: AsyncClient, uid: str, state: RolloutState) -> None:
     state.uid = uid
     state.status = Status.COMPLETED
     assert canonicalize_group([state]) == []
-    await publish(client, [state], job, attempt)
+    await publish(client, [state], job, attempt, PlaneClock())
     await client.end_group(attempt, "finished")
 
 

@@ -44,8 +44,13 @@ class StepRecord:
     evaluation: dict[str, float] = field(default_factory=dict[str, float])
     times: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds of each stage, and of the whole step; there once the step is told."""
-    plane_s: float = 0.0
-    """Seconds in which calls of the plane were waited for."""
+    plane: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds in which calls of the plane were waited for, by stage."""
+
+    @property
+    def plane_s(self) -> float:
+        """Of all stages together."""
+        return sum(self.plane.values())
 
 
 async def produce(parts: Parts, record: StepRecord) -> None:
@@ -62,7 +67,7 @@ async def produce(parts: Parts, record: StepRecord) -> None:
         produced = await parts.producers.produce(settings.train.batch_size, step)
     record.produced = produced
     record.raw_rewards = (produced.raw_rewards_sum, produced.raw_rewards_count)
-    record.plane_s += produced.plane_time_s
+    record.plane["produce"] = produced.plane_time_s
 
 
 async def take(parts: Parts, record: StepRecord, lane: Lane, batch_size: int) -> None:
@@ -71,7 +76,7 @@ async def take(parts: Parts, record: StepRecord, lane: Lane, batch_size: int) ->
     with record.clock.timed("sample"):
         sample = await lane.buffer.sample(record.step, batch_size)
     record.sample = sample
-    record.plane_s += lane.buffer.plane_time_s - before
+    record.plane["sample"] = lane.buffer.plane_time_s - before
     try:
         with record.clock.timed("plan"):
             record.batch = lane.controller.batch(
@@ -95,7 +100,7 @@ async def train(parts: Parts, record: StepRecord) -> None:
         await parts.ranks.onload()
     with record.clock.timed("training"):
         record.reports = await parts.ranks.fit(batch.works)
-    record.plane_s += max(report.plane_time_s for report in record.reports)
+    record.plane["train"] = max(report.plane_time_s for report in record.reports)
 
 
 async def clear(parts: Parts, record: StepRecord, lane: Lane) -> None:
@@ -107,7 +112,7 @@ async def clear(parts: Parts, record: StepRecord, lane: Lane) -> None:
     before = lane.buffer.plane_time_s
     with record.clock.timed("clear"):
         await lane.buffer.finish(record.sample)
-    record.plane_s += lane.buffer.plane_time_s - before
+    record.plane["clear"] = lane.buffer.plane_time_s - before
 
 
 async def save(parts: Parts, record: StepRecord, *, last: bool) -> None:
@@ -164,7 +169,7 @@ async def pass_weights(parts: Parts, record: StepRecord, *, last: bool) -> bool:
     )
     with record.clock.timed(what):
         if what == "sync_weight":
-            record.plane_s += await give_weights(parts, step)
+            record.plane["publish"] = await give_weights(parts, step)
         await parts.ranks.offload()
     return what == "sync_weight"
 
@@ -231,6 +236,7 @@ def tell(parts: Parts, record: StepRecord) -> dict[str, float]:
         others={
             **sample.metrics,
             **batch.off_policy,
+            **{f"plane/{stage}_s": seconds for stage, seconds in record.plane.items()},
             "plane/time_s": record.plane_s,
             "plane/share": record.plane_s / times["step"],
         },
