@@ -12,7 +12,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 DEV    := $(VENV)/.installed-dev
 BENCH  := $(VENV)/.installed-bench
 
-.PHONY: setup test lint demo tour bench clean
+.PHONY: setup test lint demo control tour bench clean
 
 setup: $(DEV)
 
@@ -41,6 +41,12 @@ lint: $(DEV)
 # The main job. TRAINER_ARGS='--set seed=1' and the like go to the command.
 demo: $(DEV)
 	$(VENV)/bin/trainer run deploy/examples/quickstart.yaml $(TRAINER_ARGS)
+
+# The same with every row given the advantage of another: it must learn nothing.
+control: $(DEV)
+	$(VENV)/bin/trainer run deploy/examples/quickstart.yaml --set name=control \
+	    --set train.shuffle_advantages=true $(TRAINER_ARGS)
+	$(PY) -m tests.learning --control runs/control
 
 # The plane's verbs to look at, then a rollout without a trainer.
 tour: $(DEV)

@@ -50,7 +50,7 @@ PURE = (
     "trainer.report.plane_share",
     "trainer.report.throughput",
     "trainer.rollouts",
-    "trainer.snapshot",
+    "trainer.replay_buffer.snapshot",
     "trainer.trajectory",
     "trainer.select",
     "trainer.advantage",

@@ -512,6 +512,23 @@ def test_a_state_without_a_step_is_one_too(tmp_path: Path) -> None:
         other.load(tmp_path)
 
 
+def test_a_state_without_its_optimizer_goes_on_with_a_fresh_one(tmp_path: Path) -> None:
+    first = begun()
+    trained(first, 0)
+    first.save(tmp_path, optimizer=False)
+    other = begun()
+    other.load(tmp_path)
+    assert_equal(weights_of(first), weights_of(other))
+    assert other.optimizer_steps == 1
+    trained(first, 1)
+    trained(other, 1)
+    moved = [
+        not torch.equal(a, b)
+        for a, b in zip(weights_of(first).values(), weights_of(other).values(), strict=True)
+    ]
+    assert any(moved)  # one had moments of its first step, the other had none
+
+
 @pytest.mark.parametrize("damage", ["phase", "model", "gone", "cut", "format"])
 def test_a_state_that_does_not_fit_changes_nothing(damage: str, tmp_path: Path) -> None:
     first = begun(config=PLAIN if damage == "model" else TIED)

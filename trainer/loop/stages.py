@@ -128,10 +128,10 @@ async def save(parts: Parts, record: StepRecord, *, last: bool) -> None:
 
 async def save_checkpoint(parts: Parts) -> None:
     """Save where the run stands; it is there whole, or not at all."""
-    standing = parts.standing
+    standing, settings = parts.standing, parts.settings.checkpoint
     with parts.folder.checkpoints.saving(standing.step) as saving:
-        await parts.ranks.save(saving.weights)
-        if not parts.settings.checkpoint.checkpoint_no_save_replay_buffer:
+        await parts.ranks.save(saving.weights, optimizer=not settings.checkpoint_no_save_optimizer)
+        if not settings.checkpoint_no_save_replay_buffer:
             await parts.client.save_checkpoint(saving.plane)
         if parts.rollouts is not None:
             saving.write_rollouts(await asyncio.to_thread(parts.rollouts.state))

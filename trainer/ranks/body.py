@@ -128,9 +128,9 @@ class RankBody:
         client = self._client if self._peers.rank == 0 else None
         return self._trainee.publish_weights(client, version, replace=replace)
 
-    def save(self, folder: Path | str) -> None:
+    def save(self, folder: Path | str, *, optimizer: bool = True) -> None:
         """Write what `load` goes on from."""
-        self._trainee.save(Path(folder))
+        self._trainee.save(Path(folder), optimizer=optimizer)
 
     def load(self, folder: Path | str) -> None:
         """Go on from what was saved, in the phase of the same name, which must have been begun."""

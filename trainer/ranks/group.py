@@ -153,9 +153,9 @@ class RankGroup:
         found = await self._all(lambda rank: rank.ask("publish_weights", version, replace=replace))
         return cast("int", found[0])
 
-    async def save(self, folder: Path) -> None:
+    async def save(self, folder: Path, *, optimizer: bool = True) -> None:
         """Write what `load` goes on from."""
-        await self._all(lambda rank: rank.ask("save", str(folder)))
+        await self._all(lambda rank: rank.ask("save", str(folder), optimizer=optimizer))
 
     async def load(self, folder: Path) -> None:
         """Go on from what was saved, in the phase of the same name, which must have been begun."""

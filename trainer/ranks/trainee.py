@@ -213,13 +213,13 @@ class Trainee:
 
     # -- states ------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, optimizer: bool = True) -> None:
         """Write all that `load` needs into this folder, which is made if it is not there. On the
-        disk when this returns; rank 0 writes, all enter."""
+        disk when this returns; rank 0 writes, all enter. Without the optimizer, what is loaded
+        goes on with a fresh one, at the same place of the schedule."""
         progress = Progress(None if self._phase is None else self._phase.name, self._steps)
-        write_state(
-            folder, progress, self._model, self._parameters, self._optimizer, self.peers
-        )  # fmt: skip
+        kept = self._optimizer if optimizer else None
+        write_state(folder, progress, self._model, self._parameters, kept, self.peers)
 
     def load(self, folder: Path) -> None:
         """Go on from what was saved, by however many ranks. The phase of the same name has to have

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dataplane import AsyncClient, Claim, ClaimLost, PartitionNotFound
-from trainer.holdings import commit
+from trainer.replay_buffer.holdings import commit
+from trainer.replay_buffer.snapshot import Snapshot
 from trainer.select import Group, ReplayPolicy
-from trainer.snapshot import Snapshot
 
 Refill = Callable[[int], Awaitable[object]]
 """Submits so many prompts more."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dataplane import AsyncClient, Claim
-from trainer.holdings import release
-from trainer.sampling import Search
+from trainer.replay_buffer.holdings import release
+from trainer.replay_buffer.sampling import Search
+from trainer.replay_buffer.source import Refill, Source, clear_groups
 from trainer.select import Group, ReplayPolicy, filtered_values, replay_metrics
-from trainer.source import Refill, Source, clear_groups
 
 _Result = TypeVar("_Result")
 

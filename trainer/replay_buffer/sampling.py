@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from dataplane import Claim, DataplaneError, DeadlineExceeded, Revision
 from trainer.errors import Starved
-from trainer.holdings import Holdings, release
+from trainer.replay_buffer.holdings import Holdings, release
+from trainer.replay_buffer.source import Source, clear_groups
 from trainer.select import Decision, Group, ReplayState, decide, sampleable_count
 from trainer.select.groups import FAILURE, FINISHED, IN_FLIGHT
-from trainer.source import Source, clear_groups
 
 _log = logging.getLogger(__name__)
 
