@@ -131,10 +131,15 @@ def tiny_model(
     tokenizer: PreTrainedTokenizerFast, *, family: str = "llama", seed: int = 0
 ) -> PreTrainedModel:
     """A model in evaluation mode, 2 layers of width 32, for this tokenizer's vocabulary."""
+    return random_model(_config(tokenizer, family), tokenizer, seed=seed)
+
+
+def random_model(config: Any, tokenizer: Any, *, seed: int) -> PreTrainedModel:
+    """A model of this configuration in evaluation mode, with random weights in float32: the same
+    for the same seed. It ends where the tokenizer says; the global random state is left alone."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    config = _config(tokenizer, family)
     random: Any = torch.random
     automatic: Any = AutoModelForCausalLM
     with random.fork_rng(devices=[]):

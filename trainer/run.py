@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Mapping
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from trainer.run_folder import RunFolder
 
 # Imports of torch take seconds; `--help` needs none, so they are inside of the functions.
+
+_log = logging.getLogger(__name__)
 
 app = typer.Typer(
     name="trainer",
@@ -98,15 +102,19 @@ def _train(
 
     from trainer.loop.colocated import train
 
-    asyncio.run(
-        train(
-            settings,
-            folder,
-            open_rollouts=loaded.open_rollouts,
-            model_path=str(model_path),
-            resume=start,
+    try:
+        asyncio.run(
+            train(
+                settings,
+                folder,
+                open_rollouts=loaded.open_rollouts,
+                model_path=str(model_path),
+                resume=start,
+            )
         )
-    )
+    except Exception:
+        _log.exception("the run failed at")
+        raise
 
 
 def _print_outline(settings: RunSettings, loaded: Loaded, source: str, *, resume: bool) -> None:
@@ -306,17 +314,28 @@ def _say(line: str) -> None:
 
 @contextmanager
 def _readable_errors() -> Generator[None]:
-    """What a user can set right is said without a traceback, and the command ends with 2."""
-    from dataplane import RequestError
+    """What a user can set right is said without a traceback, and the command ends with 2; with 1
+    where a run failed that can be resumed."""
+    from dataplane import DataplaneError, RequestError
     from trainer.checkpoint import CheckpointError
     from trainer.config import ConfigError
+    from trainer.errors import PlanError, RolloutsNotOpened, Starved, UnusableBatch
+    from trainer.ranks.outcome import RankError, RankLost
     from trainer.run_folder import RunFolderInUse
 
     try:
         yield
-    except (ConfigError, CheckpointError, RunFolderInUse, RequestError) as error:
+    except (
+        ConfigError, CheckpointError, RunFolderInUse, RequestError, RolloutsNotOpened,
+    ) as error:  # fmt: skip
         _say(f"trainer: {error}")
         raise typer.Exit(2) from None
+    except (DataplaneError, PlanError, RankError, RankLost, Starved, UnusableBatch) as error:
+        _say(
+            f"trainer: {type(error).__name__}: {error}\n  logs/trainer.log of the run folder says "
+            "where; --resume goes on from the newest checkpoint"
+        )
+        raise typer.Exit(1) from None
 
 
 class _Unmasked(logging.Filter):
@@ -350,6 +369,7 @@ def _logged_to(path: Path) -> Generator[None]:
 
 def main() -> None:
     """Entry point of the command."""
+    sys.path.insert(0, os.getcwd())  # dotted names may be of modules beside the user
     app()
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentloop.quickstart.tokenizer import CONTEXT, make_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from agentloop.tiny import random_model
 
 
 def make_model(folder: str | Path, *, seed: int) -> Path:
@@ -19,17 +17,16 @@ def make_model(folder: str | Path, *, seed: int) -> Path:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tokenizer: Any = make_tokenizer()
-    model: Any = _model(tokenizer, seed)
+    model: Any = random_model(_config(tokenizer), tokenizer, seed=seed)
     tokenizer.save_pretrained(path)
     model.save_pretrained(path)
     return path
 
 
-def _model(tokenizer: Any, seed: int) -> PreTrainedModel:
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
+def _config(tokenizer: Any) -> Any:
+    from transformers import Qwen3Config
 
-    config = Qwen3Config(
+    return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=192,
@@ -44,12 +41,3 @@ def _model(tokenizer: Any, seed: int) -> PreTrainedModel:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    random: Any = torch.random
-    automatic: Any = AutoModelForCausalLM
-    with random.fork_rng(devices=[]):
-        random.manual_seed(seed)
-        model = automatic.from_config(config, dtype=torch.float32)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
-    return model.eval()

@@ -398,7 +398,8 @@ def test_waiting_for_the_plane_is_told_and_hidden_calls_are_not(plane: Plane) ->
 
         def before(keys: list[str]) -> None:
             if keys == slow:
-                time.sleep(0.3)  # that is how long the plane takes
+                asked = time.monotonic()
+                eventually(lambda: time.monotonic() - asked > 1.0, "the plane takes its time")
 
         client = NotingClient(plane[1](), before)
         ranks = Ranks([client], BYPASS)
@@ -413,8 +414,8 @@ def test_waiting_for_the_plane_is_told_and_hidden_calls_are_not(plane: Plane) ->
         finally:
             ranks.close()
 
-    assert fit(0) >= 0.29  # nobody can read the first pack ahead
-    assert fit(1) < 0.29  # under the training of the first one
+    assert fit(0) >= 1.0  # nobody can read the first pack ahead
+    assert fit(1) < 0.5  # under the training of the first one
 
 
 def test_other_batches_have_other_experts_in_their_padding_and_replicas_the_same(

@@ -83,7 +83,7 @@ async def _begin(parts: Parts, resume: Checkpoint | None) -> None:
     if settings.warmup:
         await warm_up(parts)
     await parts.ranks.begin_phase(phase)
-    if settings.warmup and stages.due(1, settings.checkpoint.checkpoint_interval, last=True):
+    if settings.warmup and stages.due(standing.step, settings.checkpoint.checkpoint_interval):
         await stages.save_checkpoint(parts)  # a warm-up is not to be made twice
     if settings.evaluate.enable_initial_evaluate and parts.rollouts is not None:
         parts.trackers.log(

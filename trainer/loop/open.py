@@ -17,6 +17,7 @@ from trainer.checkpoint import Checkpoint
 from trainer.config import RunSettings
 from trainer.controller import Controller
 from trainer.dump import TrajectoryDump
+from trainer.errors import RolloutsNotOpened
 from trainer.loop.parts import PARTITIONS, Lane, Parts, Standing
 from trainer.ranks.group import RankGroup
 from trainer.ranks.types import PlaneAddress
@@ -58,18 +59,22 @@ async def opened(
         stack.push_async_callback(ranks.close)
         rollouts: Rollouts | None = None
         if open_rollouts is not None:
-            rollouts = await open_rollouts(
-                settings.rollout_settings(),
-                plane={
-                    "name": address.name, "address": address.address,
-                    "settings": dict(address.settings),
-                },
-                partitions=PARTITIONS,
-                model_path=model_path,
-                seed=settings.seed,
-                run_id=folder.run_id,
-                ray_address=ray_address if hosted_by_ray(settings) else None,
-            )  # fmt: skip
+            try:
+                rollouts = await open_rollouts(
+                    settings.rollout_settings(),
+                    plane={
+                        "name": address.name, "address": address.address,
+                        "settings": dict(address.settings),
+                    },
+                    partitions=PARTITIONS,
+                    model_path=model_path,
+                    seed=settings.seed,
+                    run_id=folder.run_id,
+                    ray_address=ray_address if hosted_by_ray(settings) else None,
+                )  # fmt: skip
+            except Exception as error:
+                # Theirs, and of any kind: what producers are is not known here.
+                raise RolloutsNotOpened(f"the rollouts cannot be opened: {error}") from error
             stack.push_async_callback(rollouts.close)
         standing = Standing() if resume is None else Standing(**resume.state.progress)
         dump = TrajectoryDump.open(

@@ -1,6 +1,6 @@
 """The stages of a training step, each a function of the run's parts.
 
-    produce -> take -> train -> clear -> save -> hand over -> evaluate -> tell
+    produce -> take -> train -> clear -> pass weights -> evaluate -> save -> tell
 
 They stand in the order in which a step takes them. Every stage leaves the plane and the ranks such
 that the next one, or the same one of a run that is resumed, can begin.
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from trainer import debug_rollout
 from trainer.batch import Batch
 from trainer.checkpoint import TrainState, random_states
+from trainer.errors import UnusableBatch
 from trainer.evaluate import evaluation_metrics, mean_score
 from trainer.loop.clock import StepClock
 from trainer.loop.decisions import due, hand_over
@@ -71,7 +72,11 @@ async def produce(parts: Parts, record: StepRecord) -> None:
 
 
 async def take(parts: Parts, record: StepRecord, lane: Lane, batch_size: int) -> None:
-    """Claim the groups of this step, and plan them. Where that fails they are given back."""
+    """Claim the groups of this step, and plan them.
+
+    Raises:
+        UnusableBatch: none of them can be trained, or not like this; they were given back.
+    """
     before = lane.buffer.plane_time_s
     with record.clock.timed("sample"):
         sample = await lane.buffer.sample(record.step, batch_size)
@@ -82,8 +87,10 @@ async def take(parts: Parts, record: StepRecord, lane: Lane, batch_size: int) ->
             record.batch = lane.controller.batch(
                 sample.groups, record.step, raw_rewards=record.raw_rewards
             )
-    except BaseException:
+    except BaseException as error:
         await lane.buffer.give_back(sample)
+        if isinstance(error, ValueError):
+            raise UnusableBatch(f"step {record.step}: {error}") from error
         raise
 
 
