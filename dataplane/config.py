@@ -54,6 +54,9 @@ class Config(BaseSettings):
     virtual machines being woken costs more than most requests. 0 leaves the core to others."""
     reuse_bytes: int = Field(default=1 << 30, ge=0)
     """Memory that a client keeps for results to come; first-touch page faults cost 4x a copy."""
+    open_schemas: bool = False
+    """Partitions that nobody creates with a schema of their own let a field change its dtype and
+    rank, as `schema="open"` does: what the TransferQueue face promises."""
     history_changes: int = Field(default=1_000_000, ge=1)
     history_age_s: float = Field(default=600.0, gt=0)
     """How far back listings since a revision and the judging of late writes reach."""

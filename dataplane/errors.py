@@ -36,7 +36,7 @@ Wire = dict[str, Any]
 """An error as msgpack carries it: `type`, `message`, and the attributes of its class."""
 
 
-class DataplaneError(Exception):
+class DataplaneError(RuntimeError):
     """Base of everything that this package raises on purpose."""
 
     attributes: ClassVar[tuple[str, ...]] = ()

@@ -307,6 +307,13 @@ class AsyncClient(AsyncControl):
 
     # -- driving verbs -----------------------------------------------------------------------
 
+    async def run(
+        self, verb: Callable[[Core, float], Verb[Result]], timeout: float | None = None
+    ) -> Result:
+        """See `Client.run`."""
+        deadline = self._deadline(timeout)
+        return await self._drive(verb(self._core, deadline), deadline)
+
     def _deadline(self, timeout: float | None) -> float:
         if timeout is None:
             timeout = self._core.config.timeout_s

@@ -102,14 +102,32 @@ def get_batch(
     keys = as_keys(keys)
     fields = field_names(select_fields)
     drop = _drops(on_missing)
+    try:
+        plan, data = yield from read_batch(
+            core, keys, partition_id, fields, drop, deadline, options.trim
+        )
+    except PartitionNotFound:
+        if keys:
+            raise
+        return Rows([], {})  # nothing of nothing, as clearing no keys of it is no error
+    return (yield Run(partial(_rows, plan, data, options), 0))
+
+
+def read_batch(
+    core: Core,
+    keys: list[str],
+    partition_id: str,
+    fields: list[str] | None,
+    drop: bool | str,
+    deadline: float,
+    trim: Mapping[str, tuple[int, int]] | None = None,
+) -> Verb[tuple[ReadPlan, list[Bytes]]]:
+    """Where the rows lie and, field by field, their bytes back to back. `drop` leaves out keys that
+    are not there or lack fields; as `COMMON` it leaves out fields that not all of them have."""
     for attempt in range(TRIES):
-        try:
-            plan = yield from resolve(core, keys, partition_id, fields, drop, deadline)
-        except PartitionNotFound:
-            if keys:
-                raise
-            return Rows([], {})  # nothing of nothing, as clearing no keys of it is no error
-        plan = _trimmed(plan, options)
+        plan = _trimmed(
+            (yield from resolve(core, keys, partition_id, fields, drop, deadline)), trim
+        )
         data = [core.recycler.take(int(rows.nbytes.sum())) for rows in plan.fields]
         try:
             gone = yield from fetch(core, plan, data, deadline)
@@ -119,7 +137,7 @@ def get_batch(
                 raise Unreachable(f"the connection broke {TRIES} times: {error}") from error
             continue
         if not gone:
-            return (yield Run(partial(_rows, plan, data, options), 0))
+            return plan, data
     raise vanished(partition_id, plan, gone)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
@@ -149,7 +167,7 @@ def resolve(
     keys: list[str],
     partition_id: str,
     fields: list[str] | None,
-    drop: bool,
+    drop: bool | str,
     deadline: float,
 ) -> Verb[ReadPlan]:
     """Where the rows lie, as the tag store says."""
@@ -176,17 +194,17 @@ def stores_of(core: Core, plan: ReadPlan) -> Verb[list[StoreView]]:
     return [core.stores[store_id] for store_id in plan.stores]
 
 
-def _trimmed(plan: ReadPlan, options: GetOptions) -> ReadPlan:
-    if not options.trim:
+def _trimmed(plan: ReadPlan, trim: Mapping[str, tuple[int, int]] | None) -> ReadPlan:
+    if not trim:
         return plan
-    unknown = set(options.trim) - {rows.name for rows in plan.fields}
+    unknown = set(trim) - {rows.name for rows in plan.fields}
     if unknown:
         raise InvalidRequest(f"trim names fields that were not selected: {quote(sorted(unknown))}")
     from dataplane.codec.containers import trim_rows
 
     fields: list[FieldRows] = []
     for rows in plan.fields:
-        cut = options.trim.get(rows.name)
+        cut = trim.get(rows.name)
         if cut is None:
             fields.append(rows)
             continue

@@ -45,15 +45,25 @@ STEP_S: Final = 0.25
 """How long files are checked without a look at the deadline."""
 
 
-def load(core: Core, path: str | os.PathLike[str], deadline: float) -> Verb[dict[str, Any]]:
-    """Put a checkpoint into an empty plane; a summary."""
+def load(
+    core: Core,
+    path: str | os.PathLike[str],
+    deadline: float,
+    stay: Sequence[str] | None = None,
+) -> Verb[dict[str, Any]]:
+    """Put a checkpoint into an empty plane; a summary.
+
+    With `stay` the plane need not be empty: partitions of these names are neither loaded nor
+    touched, all others give way at the revision at which the checkpoint appears. Until then there
+    is to be room for both.
+    """
     started = time.monotonic()
     checkpoint: Checkpoint = yield Run(partial(Checkpoint, path), FILE_WORK)
     try:
         steps = check(checkpoint)
         while (yield Run(partial(_goes_on, steps), FILE_WORK)):
             time_left(deadline, "check the checkpoint")
-        revision = yield from _restore(core, checkpoint, deadline)
+        revision = yield from _restore(core, checkpoint, deadline, stay)
     finally:
         checkpoint.close()
     return {
@@ -70,17 +80,21 @@ def _goes_on(steps: Iterator[None]) -> bool:
     return any(time.monotonic() > until for _ in steps)
 
 
-def _restore(core: Core, checkpoint: Checkpoint, deadline: float) -> Verb[Revision]:
+def _restore(
+    core: Core, checkpoint: Checkpoint, deadline: float, stay: Sequence[str] | None
+) -> Verb[Revision]:
     manifest = checkpoint.manifest
     restore_id = secrets.token_hex(8)
     left = time_left(deadline, "load the checkpoint")
-    yield from ask_again(
-        core, "restore_begin", [restore_id, left, manifest.epoch, manifest.n], deadline
-    )
+    names = None if stay is None else list(stay)
+    begin = [restore_id, left, manifest.epoch, manifest.n, names]
+    yield from ask_again(core, "restore_begin", begin, deadline)
     ending = False
     try:
         stores = yield from _room(core, deadline)
         for partition in manifest.partitions:
+            if partition.partition_id in (names or ()):
+                continue
             loading = _Loading(core, restore_id, partition, stores, deadline)
             yield from loading.run(checkpoint)
         ending = True
@@ -98,7 +112,7 @@ def _restore(core: Core, checkpoint: Checkpoint, deadline: float) -> Verb[Revisi
                 request_id=f"{core.client_id}/{restore_id}",
             ) from error
         if isinstance(error, DataplaneError):
-            error.message += "; nothing was loaded, the plane is as empty as it was"
+            error.message += "; nothing was loaded, the plane is as it was"
         raise
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dataplane.client.core import Core, StoreView
 from dataplane.client.effects import Ask, Done, Open, Run, Tell, Verb
 from dataplane.client.retry import FIRST_PAUSE_S, before_next_try, outcome_unknown
-from dataplane.codec.tags import pack_tags, pack_tags_many
+from dataplane.codec.tags import as_stored, pack_tags, pack_tags_many
 from dataplane.errors import (
     DataplaneError,
     DeadlineExceeded,
@@ -33,6 +33,7 @@ from dataplane.wire.messages import (
     PutMeta,
     WireRevision,
     is_attempt,
+    tags_from_wire,
     with_fullest,
 )
 
@@ -251,9 +252,11 @@ def _put(
         numbers.end(put.number)
     revision, merged, fields = PutAnswer(*answer)
     if merged is not None:
-        sent = merged
+        sent = tags_from_wire(merged)
     elif packed is None:
         sent = [{} for _ in keys]
+    elif flags & RETURN_TAGS:
+        sent = as_stored(tags, packed)  # none of the keys had a row
     if fields is None:
         fields = sorted(encoded.template.names) if encoded is not None else []
     return KVBatchMeta.checked(partition_id, keys, sent, fields, core.see(revision))

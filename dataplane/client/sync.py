@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dataplane.client.connection import Connection, connect
 from dataplane.client.control import Control
 from dataplane.client.core import Core, Joined, StoreView, settle_in_child
-from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell
+from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
 from dataplane.client.get import GetOptions, Layout, Pad, get_batch
 from dataplane.client.pins import Pins
 from dataplane.client.put import flags_of, put_batch, put_row
@@ -314,6 +314,14 @@ class Client(Control):
         raise TypeError("a client does not travel; connect() in the other process instead")
 
     # -- driving verbs -----------------------------------------------------------------------
+
+    def run(
+        self, verb: Callable[[Core, float], Verb[Result]], timeout: float | None = None
+    ) -> Result:
+        """The result of a verb that is made of others' steps: how another face of the plane is
+        built. `verb` is given this client's core and the deadline."""
+        deadline = self._deadline(timeout)
+        return self._drive(verb(self._core, deadline), deadline)
 
     def _deadline(self, timeout: float | None) -> float:
         if timeout is None:

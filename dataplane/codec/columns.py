@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, TypeGuard, cast
 
@@ -38,9 +39,10 @@ def is_tensordict(value: object) -> TypeGuard[Any]:
     return base is not None and isinstance(value, base)
 
 
-def _is_non_tensor(value: object) -> TypeGuard[Any]:
-    is_non_tensor = of_tensordict("is_non_tensor")
-    return is_non_tensor is not None and is_non_tensor(value)
+def is_non_tensor(value: object) -> TypeGuard[Any]:
+    """Whether it is tensordict's wrapper of something else, without importing tensordict."""
+    check = of_tensordict("is_non_tensor")
+    return check is not None and check(value)
 
 
 def part_of(name: str, value: object, keys: Sequence[str]) -> Part:
@@ -60,7 +62,7 @@ def part_of(name: str, value: object, keys: Sequence[str]) -> Part:
             return _rows_part(name, cast("list[object]", values.tolist()), keys)
         values = _native(name, values)
         return _dense_part(name, values, NUMPY_NAME[values.dtype], keys)
-    if _is_non_tensor(value):
+    if is_non_tensor(value):
         return _non_tensor_part(name, value, keys)
     if is_tensordict(value):
         raise InvalidRequest(
@@ -99,18 +101,25 @@ def _native(name: str, values: Array) -> Array:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A value of one row that is kept as a Python value, also where it is an array."""
+
+    value: object
+
+
 def row_of(name: str, value: object, key: str) -> torch.Tensor | Array | bytes:
     """One row as it is stored; bytes are a packed Python value."""
     if isinstance(value, torch.Tensor):
         return plain(value, f"field {name!r} of key {key!r}")
     if isinstance(value, np.ndarray):
         return _native(name, cast("Array", value))
-    if _is_non_tensor(value):
+    if is_non_tensor(value):
         return row_of(name, value.tolist(), key)
     if is_tensordict(value):
         raise InvalidRequest(f"field {name!r} of key {key!r} is itself a TensorDict; flatten it")
     try:
-        return objects.pack(value)
+        return objects.pack(value.value if isinstance(value, Whole) else value)
     except InvalidRequest as error:
         raise InvalidRequest(f"field {name!r} of key {key!r}: {error}") from None
 
@@ -217,7 +226,7 @@ def _rows_part(name: str, rows: Sequence[object], keys: Sequence[str]) -> Part:
     _check_rows(name, len(rows), keys)
     kinds = set(map(type, rows))
     if not kinds <= _UNWRAPPED:
-        rows = [row.tolist() if _is_non_tensor(row) else row for row in rows]
+        rows = [row.tolist() if is_non_tensor(row) else row for row in rows]
         kinds = set(map(type, rows))
     if kinds == {torch.Tensor}:
         return _tensor_rows(name, cast("Sequence[torch.Tensor]", rows), keys)
@@ -229,7 +238,7 @@ def _rows_part(name: str, rows: Sequence[object], keys: Sequence[str]) -> Part:
     packed: list[bytes] = []
     for row, key in zip(rows, keys, strict=True):
         try:
-            packed.append(objects.pack(row))
+            packed.append(objects.pack(row.value if isinstance(row, Whole) else row))
         except InvalidRequest as error:
             raise InvalidRequest(f"field {name!r} of key {key!r}: {error}") from None
     return _object_part(name, packed)

@@ -16,6 +16,7 @@ import numpy as np
 
 from dataplane.codec.objects import ValuePath, check_depth, is_tensor, place
 from dataplane.errors import InvalidRequest
+from dataplane.types import Tags
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +79,17 @@ def pack_tags_many(tags: Sequence[Mapping[str, object]]) -> bytes:
     if parts and (max(map(len, parts)) > MAX_TAG_BYTES or max(map(len, maps)) > MAX_TAGS):
         _check_sizes(maps, parts)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def as_stored(tags: Sequence[Mapping[str, object]], packed: bytes) -> list[Tags]:
+    """The tags as a listing would bring them, from what `pack_tags` (or `_many`) was given and
+    made; the maps belong to the caller."""
+    values: Iterable[object] = chain.from_iterable(map(_VALUES, tags))
+    if set(map(type, values)) <= _TAG_LEAVES:
+        return [dict(cast("Tags", each)) for each in tags]
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=len(packed))
+    unpacker.feed(packed)
+    return [cast("Tags", unpacker.unpack()) for _ in tags]
 
 
 _VALUES: Final = methodcaller("values")

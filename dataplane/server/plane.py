@@ -63,6 +63,7 @@ class PlaneServer:
         store = TagStore(
             epoch=1,
             history=History(self.config.history_changes, self.config.history_age_s),
+            open_schemas=self.config.open_schemas,
         )
         journal = FileJournal(self.folders.runtime / "journal", self.plane_id, store.epoch)
         self.tags = TagService(store, journal, on_destroy=self.ended.set)

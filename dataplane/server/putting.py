@@ -12,9 +12,11 @@ from dataplane.errors import InternalError, InvalidRequest, PermissionDenied
 from dataplane.server.connection import Connection, Verb
 from dataplane.tags import journal as j
 from dataplane.tags.keys import check_keys, unpack_tags
-from dataplane.tags.partition import Partition, PutRows
+from dataplane.tags.partition import Found, Partition, PutRows
 from dataplane.tags.placement import Placement
 from dataplane.tags.quota import Shortage, shortage_of_put, takes_room
+from dataplane.tags.rows import Row
+from dataplane.tags.store import TagStore
 from dataplane.types import Revision
 from dataplane.wire.frames import MAX_HEADER_BYTES, Body
 from dataplane.wire.messages import (
@@ -25,6 +27,7 @@ from dataplane.wire.messages import (
     RETURN_TAGS,
     PutAnswer,
     PutMeta,
+    tags_to_wire,
 )
 
 if TYPE_CHECKING:
@@ -158,7 +161,7 @@ class Putting:
         if shortage is not None:
             return shortage
         if meta.flags & RETURN_TAGS:
-            self._check_answer_fits(put)
+            _check_answer_fits(put, found)
         now = service.clock()
         change = (put.client_id, packed, tags, store_id, block)
         service.journal.append(j.PUT, store.n + 1, now, change)
@@ -169,8 +172,7 @@ class Putting:
             raise InternalError(f"a checked put failed while it was applied: {error!r}") from error
         merged = fields = None
         if meta.flags & RETURN_TAGS:
-            merged = store.merged_tags(meta.partition_id, put.keys)
-            fields = _common_fields(store.partition(meta.partition_id), put.keys)
+            merged, fields = _as_they_are_now(store, put, found)
         answer = PutAnswer((store.epoch, n), merged, fields)
         place = None if block is None else (store_id, block[0])
         service.repeats.remember(put.client_id, meta.number, PUT, answer, place)
@@ -222,19 +224,6 @@ class Putting:
             client_id,
             group,
         )
-
-    def _check_answer_fits(self, put: PutRows) -> None:
-        """Refuse a put, while nothing is done yet, whose merged tags are too much to send back."""
-        partition = self._store.partitions.get(put.partition_id)
-        nbytes = sum(put.tag_sizes or ())
-        if partition is not None:
-            nbytes += sum(row.tag_bytes for key in put.keys if (row := partition.row(key)))
-        if nbytes > MAX_ANSWERED_TAG_BYTES:
-            raise InvalidRequest(
-                f"the merged tags of {len(put.keys)} keys take up to {nbytes} bytes; at most "
-                f"{MAX_ANSWERED_TAG_BYTES} are sent back: leave out return_tags and list the keys, "
-                "or put fewer at a time"
-            )
 
     def placement(self, store_id: str, block: Body) -> Placement:
         """The placement that travelled. InvalidRequest if its template is none."""
@@ -325,10 +314,44 @@ def answer_when_done(connection: Connection, number: int, answer: Any) -> None:
     when_done(answer, done)
 
 
-def _common_fields(partition: Partition, keys: Sequence[str]) -> list[str]:
+def _check_answer_fits(put: PutRows, found: Found) -> None:
+    """Refuse a put, while nothing is done yet, whose merged tags are too much to send back."""
+    nbytes = sum(put.tag_sizes or ())
+    nbytes += sum(slot.tag_bytes for slot in found.slots or () if type(slot) is Row)
+    if nbytes > MAX_ANSWERED_TAG_BYTES:
+        raise InvalidRequest(
+            f"the merged tags of {len(put.keys)} keys take up to {nbytes} bytes; at most "
+            f"{MAX_ANSWERED_TAG_BYTES} are sent back: leave out return_tags and list the keys, "
+            "or put fewer at a time"
+        )
+
+
+def _as_they_are_now(
+    store: TagStore, put: PutRows, found: Found
+) -> tuple[list[Any] | None, list[str]]:
+    """Merged tags of the keys of a put, and the fields that all of them have. No tags where they
+    are just those that were sent: none of the keys had a row."""
+    if found.slots is None:
+        return None, sorted(put.placement.template.names) if put.placement is not None else []
+    partition = store.partition(put.partition_id)
+    rows = [row for key in put.keys if (row := partition.row(key)) is not None]
+    return tags_to_wire([row.tags for row in rows]), _common_fields(rows)
+
+
+def _common_fields(rows: Sequence[Row]) -> list[str]:
     common: set[str] | None = None
-    for key in keys:
-        row = partition.row(key)
-        names = {n for p in row.layers[::2] for n in p.template.names} if row else set[str]()
+    seen: set[tuple[int, ...]] = set()
+    last: Any = None
+    for row in rows:
+        layers = row.layers
+        # Rows of one put follow each other and share a template.
+        if len(layers) == 2 and layers[0].template is last:
+            continue
+        last = layers[0].template if len(layers) == 2 else None
+        kind = tuple(id(placement.template) for placement in layers[::2])
+        if kind in seen:
+            continue
+        seen.add(kind)
+        names = {name for placement in layers[::2] for name in placement.template.names}
         common = names if common is None else common & names
     return sorted(common or ())

@@ -37,6 +37,7 @@ from dataplane.tags.quota import oldest_unconsumed
 from dataplane.tags.resolve import resolve
 from dataplane.tags.store import Doomed, TagStore
 from dataplane.wire.frames import Body
+from dataplane.wire.messages import COMMON
 
 CLEAR = "clear"
 
@@ -233,7 +234,7 @@ class TagService:
         ):
             raise InvalidRequest("select_fields is a list of field names")
         partition = self.store.partition(partition_id)
-        answer = resolve(partition, keys, fields, drop_missing=bool(drop))
+        answer = resolve(partition, keys, fields, drop_missing=bool(drop), common=drop == COMMON)
         connection.reply(number, [(self.store.epoch, partition.revision), *answer])
 
     async def _list(self, connection: Connection, number: int, body: Body) -> None:

@@ -23,13 +23,20 @@ Answer = list[Any]
 
 
 def resolve(
-    partition: Partition, keys: Sequence[str], fields: list[str] | None, *, drop_missing: bool
+    partition: Partition,
+    keys: Sequence[str],
+    fields: list[str] | None,
+    *,
+    drop_missing: bool,
+    common: bool = False,
 ) -> Answer:
     """Where the fields of these keys lie, at one moment.
 
     With `fields` None: every field that any of the rows has. KeyNotFound and FieldNotFound name
-    all that is missing, or with `drop_missing` such keys are left out.
+    all that is missing, or with `drop_missing` such keys are left out. With `common` it is fields
+    that are left out where a row lacks them, and keys only where they do not exist.
     """
+    drop_missing |= common
     shards = partition.index.shards
     slots = partition.slots
     rows: list[Row] = []
@@ -64,7 +71,10 @@ def resolve(
         for signature, layers in signatures.items()
         if (absent := [name for name in fields if _layer(layers, name) < 0])
     }
-    if lacking:
+    if lacking and common:
+        absent = {name for names in lacking.values() for name in names}
+        fields = [name for name in fields if name not in absent]
+    elif lacking:
         bad = [row for row in rows if _signature(row.layers) in lacking]
         if not drop_missing:
             absent = {name for names in lacking.values() for name in names}

@@ -42,8 +42,11 @@ class Doomed(NamedTuple):
 
 
 class TagStore:
-    def __init__(self, epoch: int, history: History | None = None) -> None:
+    def __init__(
+        self, epoch: int, history: History | None = None, *, open_schemas: bool = False
+    ) -> None:
         self.epoch = epoch
+        self._open_schemas = open_schemas
         self.n = 0
         """Number of changes so far: the revision of the last one."""
         self.history = history or History()
@@ -147,6 +150,7 @@ class TagStore:
         """A new partition of this name."""
         # What is older than the drop of the partition of this name before it is none of its own.
         partition = Partition(partition_id, self.dropped.get(partition_id, 0))
+        partition.open_schema = self._open_schemas
         self.partitions[partition_id] = partition
         self.history.begin(partition_id)
         return partition

@@ -98,6 +98,15 @@ def test_return_tags_brings_the_merged_tags_and_the_fields_that_all_keys_have(
     )
     assert merged.tags == [{"n": 2, "m": 2, "k": 0}, {"n": 1, "m": 1, "k": 0}]
     assert merged.fields == ["x", "z"]
+    new = client.kv_batch_put(
+        ["c", "d"],
+        partition,
+        {"w": torch.arange(2)},
+        [{"n": np.int64(3), "l": [1]}, {}],
+        return_tags=True,
+    )
+    assert (new.tags, new.fields) == ([{"n": 3, "l": [1]}, {}], ["w"])
+    assert type(new.tags[0]["n"]) is int, "what comes back is what a listing brings"
     with_values = client.kv_put("a", partition, {"y": torch.arange(2)}, return_tags=True)
     assert with_values.tags == [{"n": 1, "m": 1, "k": 0}]
     assert with_values.fields == ["x", "y", "z"]

@@ -31,10 +31,11 @@ def planned(
     *,
     partition_id: str = P,
     drop_missing: bool = False,
+    common: bool = False,
 ) -> ReadPlan:
     """What a client makes of the store's answer."""
     partition = store.partition(partition_id)
-    answer = resolve(partition, keys, fields, drop_missing=drop_missing)
+    answer = resolve(partition, keys, fields, drop_missing=drop_missing, common=common)
     revision = (store.epoch, partition.revision)
     return plan_read(keys, msgpack.unpackb(msgpack.packb([revision, *answer])))
 
@@ -158,6 +159,23 @@ def test_a_key_of_tags_only_lacks_every_field_that_is_asked_for() -> None:
     assert (plan.keys, plan.fields, len(plan.block_ids)) == (["tags", "tags"], [], 0)
     put(store, P, ["both"], blocks.block(1, {"x": [4]}))
     assert planned(store, ["tags", "both"], ["x"], drop_missing=True).keys == ["both"]
+
+
+def test_fields_in_common_are_those_that_all_existing_keys_have() -> None:
+    store, blocks = TagStore(1), Blocks()
+    put(store, P, ["a"], blocks.block(1, {"m": [4], "s": []}))
+    put(store, P, ["b"], blocks.block(1, {"m": [2]}))
+    put(store, P, ["none"], tags=[{"v": 1}])
+
+    def names(keys: list[str], fields: list[str] | None = None) -> tuple[list[str], list[str]]:
+        plan = planned(store, keys, fields, common=True)
+        return plan.keys, [field.name for field in plan.fields]
+
+    assert names(["b", "gone", "a"]) == (["b", "a"], ["m"])
+    assert names(["a"], ["s", "never", "m"]) == (["a"], ["s", "m"])
+    assert names(["a", "b"], ["s"]) == (["a", "b"], [])
+    assert names(["a", "none"]) == (["a", "none"], [])
+    assert names(["gone"], ["m"]) == ([], ["m"])
 
 
 def test_no_keys_give_no_rows_with_the_dtypes_of_the_schema() -> None:
