@@ -1,21 +1,12 @@
-"""Saving: files are written beside the place of the checkpoint, and put there when all are whole.
-
-A checkpoint is written into `<path>.partial-<random>`, on the disk to the last byte before the
-folder is renamed. So a crash leaves the old one, or the new one. An existing one is exchanged in
-one step where the file system can. What crashed saves of the same path left is removed by the next.
+"""Saving: the files of a checkpoint, written into a folder that is put in its place when all are
+whole (placing.py).
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import fcntl
 import io
 import os
-import secrets
-import shutil
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -34,10 +25,9 @@ from dataplane.checkpoint.manifest import (
     checksum_line,
     is_manifest,
 )
-from dataplane.errors import InvalidRequest
+from dataplane.checkpoint.placing import Placing
 from dataplane.types import Tags
 
-PARTIAL: Final = ".partial-"
 BUFFER_BYTES: Final = 1 << 20
 MAX_FILE_BYTES: Final = 1 << 30
 """A values file ends with the batch that reaches it."""
@@ -69,23 +59,9 @@ class Saving:
     """A checkpoint that is being written."""
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool) -> None:
-        self.path = Path(os.path.abspath(path))
-        with disk_errors(self.path):
-            _check_target(self.path, overwrite=overwrite)
-            self._overwrite = overwrite
-            self._parent = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                with _alone(self._parent):
-                    _remove_leftovers(self.path)
-                    self.folder = self.path.with_name(
-                        f"{self.path.name}{PARTIAL}{secrets.token_hex(6)}"
-                    )
-                    self.folder.mkdir(mode=0o700)
-                    self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                    _try_lock(self._lock)
-            except BaseException:
-                os.close(self._parent)
-                raise
+        self._placing = Placing(path, overwrite=overwrite, is_checkpoint=_is_checkpoint)
+        self.path = self._placing.path
+        self.folder = self._placing.folder
         self.nbytes = 0
 
     def commit(self, manifest: Manifest) -> None:
@@ -97,38 +73,11 @@ class Saving:
                 with file:
                     file.write(data)
                     os.fsync(file.fileno())
-            os.fsync(self._lock)
-            self._put_in_place()
-            os.fsync(self._parent)
-        self._close()
-
-    def _put_in_place(self) -> None:
-        try:
-            # A folder that is there and empty is replaced by this, any other is not.
-            os.rename(self.folder, self.path)
-            return
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not self._overwrite:
-                raise
-        _check_target(self.path, overwrite=True)  # it may have become something else since
-        if not _exchange(self.folder, self.path):
-            aside = self.folder.with_name(self.folder.name + "-old")
-            os.rename(self.path, aside)
-            os.rename(self.folder, self.path)
-            os.rename(aside, self.folder)
-        os.fsync(self._parent)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._placing.place()
 
     def abandon(self) -> None:
         """Leave nothing behind. Does nothing after a commit."""
-        if self._lock >= 0:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self._close()
-
-    def _close(self) -> None:
-        for fd in (self._lock, self._parent):
-            os.close(fd)
-        self._lock = self._parent = -1
+        self._placing.abandon()
 
 
 class SavingPartition:
@@ -304,88 +253,9 @@ def _rows_of(pieces: Sequence[Piece]) -> tables.TagRows:
 # -- the folder ------------------------------------------------------------------------------
 
 
-def _check_target(path: Path, *, overwrite: bool) -> None:
-    if not path.parent.is_dir():
-        raise InvalidRequest(f"there is no folder {str(path.parent)!r} to save a checkpoint in")
-    if not os.path.lexists(path):
-        return
-    if path.is_symlink() or not path.is_dir():
-        raise InvalidRequest(f"{str(path)!r} is there and no folder: name another one")
-    if not any(path.iterdir()):
-        return
-    if not _is_checkpoint(path):
-        raise InvalidRequest(
-            f"the folder {str(path)!r} is not empty and holds no checkpoint: name another one"
-        )
-    if not overwrite:
-        raise InvalidRequest(
-            f"there is a checkpoint at {str(path)!r}: pass overwrite=True, or name another folder"
-        )
-
-
 def _is_checkpoint(path: Path) -> bool:
     try:
         with open(path / MANIFEST, "rb") as file:
             return is_manifest(file.read(4096))
     except OSError:
         return False
-
-
-@contextmanager
-def _alone(parent: int) -> Generator[None]:
-    """While folders are made or removed here, by any process."""
-    locked = True
-    try:
-        fcntl.flock(parent, fcntl.LOCK_EX)
-    except OSError:
-        locked = False  # a file system without locks
-    try:
-        yield
-    finally:
-        if locked:
-            fcntl.flock(parent, fcntl.LOCK_UN)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what saves of this path left that ended half-way: nobody holds its lock."""
-    for entry in path.parent.iterdir():
-        if not entry.name.startswith(path.name + PARTIAL) or entry.is_symlink():
-            continue
-        try:
-            fd = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            if _try_lock(fd):
-                shutil.rmtree(entry, ignore_errors=True)
-        finally:
-            os.close(fd)
-
-
-_RENAME_EXCHANGE: Final = 2
-_AT_FDCWD: Final = -100
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step, which Python has no function for; False where the file
-    system cannot."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    done = renameat2(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
-    )
-    if not done:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(number, os.strerror(number), str(other))

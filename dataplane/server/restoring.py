@@ -1,10 +1,11 @@
 """Loading a checkpoint at the tag store: rows and blocks come in, and appear all at once.
 
-One load at a time, into a plane without partitions. What has come is kept aside (tags/restoring.py)
-until the client ends it; given up, at its deadline or a while after its client has gone, nothing of
-it is left.
+One load at a time, into a plane without partitions; or, with the names of those that stay, in place
+of all others that are there when it ends. What has come is kept aside (tags/restoring.py) until the
+client ends it; given up, at its deadline or a while after its client has gone, nothing of it is
+left.
 
-    restore_begin      [id, wait_s, epoch, n]                                        -> nil
+    restore_begin      [id, wait_s, epoch, n, nil or names of partitions that stay]  -> nil
     restore_partition  [id, partition_id, schema, open_schema, groups]               -> nil
     restore_rows       [id, partition_id, first, keys, tags, revisions, clears, attempts,
                         producers, which of those each row has, tasks]               -> nil
@@ -52,6 +53,8 @@ class Restorer:
         """Whose load it is."""
         self._id = ""
         self._restoring: Restoring | None = None
+        self._stay: list[str] | None = None
+        """The partitions whose place it does not take; None where there must be none at all."""
         self._timer: asyncio.TimerHandle | None = None
         self._ended: tuple[str, Any] | None = None
         """The last load that went well, and its answer."""
@@ -65,7 +68,7 @@ class Restorer:
         }
 
     def _begin(self, connection: Connection, number: int, body: Body) -> None:
-        restore_id, wait_s, epoch, n = body
+        restore_id, wait_s, epoch, n, stay = body
         if self._restoring is not None and (self._id, self.client_id) == (
             restore_id, connection.client_id,
         ):  # fmt: skip
@@ -75,16 +78,21 @@ class Restorer:
             raise InvalidRequest(f"a load is named by its client, not {restore_id!r:.80}")
         if not (type(epoch) is type(n) is int and 0 <= epoch < 1 << 62 and 0 <= n < 1 << 62):
             raise InvalidRequest("a revision is (epoch, n)")
+        if stay is not None and not (
+            type(stay) is list and all(type(name) is str for name in cast("list[Any]", stay))
+        ):
+            raise InvalidRequest(f"partitions stay by name, not {stay!r:.80}")
         wait_s = check_wait(wait_s)
         if self._restoring is not None:
             raise InvalidRequest("another client is loading a checkpoint into this plane")
-        if self._store.partitions:
+        if self._store.partitions and stay is None:
             raise InvalidRequest(
                 f"the plane has partitions already ({', '.join(map(repr, self._store.partitions))}"
                 "): a checkpoint is loaded into an empty plane; drop them, or start another plane"
             )
         self._write_down(("begin", restore_id, epoch, n))
         self._restoring = Restoring(epoch, n)
+        self._stay = stay
         self._id, self.client_id = restore_id, connection.client_id
         self._timer = asyncio.get_running_loop().call_later(wait_s, self.abandon)
         connection.reply(number, None)
@@ -170,9 +178,15 @@ class Restorer:
             return
         restoring = self._of(connection.client_id, restore_id)
         store = self._store
+        stay = self._stay
+        if stay is not None:
+            restoring.check_stays(stay)
+            # No request is served between here and the end: nobody sees a plane without them.
+            for partition_id in store.partitions.keys() - set(stay):
+                self._service.partitioning.drop(partition_id)
         self._write_down(("end", restore_id))
         before = store.history
-        restoring.finish(store, History(before.max_changes, before.max_age_s))
+        restoring.finish(store, History(before.max_changes, before.max_age_s), stay or ())
         self._forget()
         answer = store.revision()
         self._ended = restore_id, answer

@@ -7,7 +7,7 @@ at one revision. Nothing that was given up leaves a trace but blocks to be freed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from dataplane.errors import InvalidRequest, quote
@@ -236,14 +236,22 @@ class Restoring:
         partition.retention = retention
         self._settled.add(partition_id)
 
-    def finish(self, store: TagStore, history: History) -> int:
-        """Give everything to a store that has no partition, at one revision, which is returned.
+    def check_stays(self, stay: Iterable[str]) -> None:
+        """InvalidRequest if one of these, which are to stay, came with the checkpoint as well."""
+        both = [name for name in stay if name in self.partitions]
+        if both:
+            raise InvalidRequest(f"partition {quote(both)} is to stay, and was loaded")
+
+    def finish(self, store: TagStore, history: History, stay: Collection[str] = ()) -> int:
+        """Give everything to a store that has no partition, but for some that stay, at one
+        revision, which is returned.
 
         History begins with it: what was known or begun before is too old.
         """
-        if store.partitions:
+        made = [name for name in store.partitions if name not in stay]
+        if made:
             raise InvalidRequest(
-                f"somebody made partition {quote(store.partitions)} while a checkpoint was loaded"
+                f"somebody made partition {quote(made)} while a checkpoint was loaded"
             )
         store.epoch = max(store.epoch, self.epoch + 1)
         store.n = max(store.n, self.n) + 1

@@ -692,6 +692,52 @@ def test_a_connection_that_breaks_in_a_load_is_no_matter(pair: Pair, verb: str, 
     assert pair.target.used_bytes() == 4096
 
 
+def test_a_load_in_place_of_rows_replaces_them_at_one_revision(pair: Pair) -> None:
+    client, target = pair.source.client, pair.target.client
+    client.kv_batch_put(["a", "b"], "p", {"x": torch.ones(2, 1000)}, [{"v": 1}, {"v": 2}])
+    client.kv_put("of the source", "own", tags={"source": True})
+    pair.save()
+    target.kv_batch_put(["b", "c"], "p", {"x": torch.zeros(2, 1000)}, [{"old": 1}] * 2)
+    target.kv_put("d", "q", {"x": torch.zeros(1000)})
+    target.kv_put("of the target", "own", {"x": torch.arange(3)})
+    own, before = rows_of(target, "own"), target.kv_list("p")
+    states: list[dict[str, Any]] = []
+
+    def look(effect: Any) -> None:
+        states.append(pair.target.witness.kv_list_partitions())
+
+    verb = load(pair.target.core, pair.path, pair.target.deadline(), stay=["own"])
+    pair.target.step(verb, before=look)
+    assert {frozenset(state) for state in states} == {frozenset({"p", "q", "own"})}
+    assert set(target.kv_list_partitions()) == {"p", "own"}
+    assert rows_of(target, "p") == rows_of(client, "p")
+    assert rows_of(target, "own") == own
+    since = target.kv_list("p", since=before.revision)
+    assert since.full
+    assert since.keys == ["a", "b"]
+    target.kv_put("e", "own", tags={"works": True})
+    pair.target.settle()
+    assert pair.target.used_bytes() == 3 * 4096
+
+
+def test_a_load_in_place_of_rows_that_fails_changes_nothing(pair: Pair) -> None:
+    client, target = pair.source.client, pair.target.client
+    client.kv_batch_put(["a", "b"], "p", {"x": torch.ones(2, 1000)})
+    pair.save()
+    target.kv_batch_put(["b", "c"], "p", {"x": torch.zeros(2, 1000)})
+    before = rows_of(target, "p")
+    for at in itertools.count():
+        verb = load(pair.target.core, pair.path, pair.target.deadline(), stay=[])
+        try:
+            pair.target.step(verb, before=interrupting(at))
+        except Interrupted:
+            assert rows_of(target, "p") == before
+        else:
+            break
+    assert at > 10
+    assert rows_of(target, "p") == rows_of(client, "p")
+
+
 def test_a_load_into_too_little_memory_fails_and_leaves_the_plane_empty(
     request: pytest.FixtureRequest, plane_settings: dict[str, Any], tmp_path: Path
 ) -> None:

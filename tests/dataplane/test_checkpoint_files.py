@@ -17,8 +17,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
+from dataplane.checkpoint import placing, tables, values
 from dataplane.checkpoint import save as save_module
-from dataplane.checkpoint import tables, values
 from dataplane.checkpoint.load import Checkpoint
 from dataplane.checkpoint.manifest import (
     CHECKSUM,
@@ -29,7 +29,8 @@ from dataplane.checkpoint.manifest import (
     PartitionEntry,
     checksum_line,
 )
-from dataplane.checkpoint.save import PARTIAL, Piece, Saving, SavingPartition
+from dataplane.checkpoint.placing import PARTIAL
+from dataplane.checkpoint.save import Piece, Saving, SavingPartition
 from dataplane.checkpoint.verify import verify_checkpoint
 from dataplane.errors import CheckpointDamaged, InvalidRequest
 
@@ -176,7 +177,7 @@ def test_an_overwritten_checkpoint_is_replaced_and_nothing_is_left_of_it(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
 ) -> None:
     if not can_exchange:
-        monkeypatch.setattr(save_module, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(placing, "_exchange", lambda one, other: False)
     (checkpoint / "stale").write_text("of the old one")
     saved(checkpoint, n=7, overwrite=True)
     assert revision_at(checkpoint) == 7
@@ -191,7 +192,7 @@ class Crash(BaseException):
 def crashing(path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Save and crash just before a step, or just after it."""
     when, _, name = step.partition(" ")
-    target: Any = save_module if name in ("_exchange",) else os
+    target: Any = placing if name in ("_exchange",) else os
     real = getattr(target, name)
 
     def crash(*args: Any, **named: Any) -> Any:
@@ -205,7 +206,7 @@ def crashing(path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Crash):
             write(saving, n=7)
     # The kernel closes what the process had open; nothing else happens.
-    for fd in (saving._lock, saving._parent):
+    for fd in (saving._placing._lock, saving._placing._parent):
         os.close(fd)
 
 

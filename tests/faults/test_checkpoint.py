@@ -310,24 +310,24 @@ def test_on_a_full_disk_the_earlier_checkpoint_is_intact(
 
 def save_and_stop(speaker: Speaker, joined: Joined, config: Config, path: Path, verb: str) -> None:
     """Save over what is there, and stop before the request `verb`, or before the end."""
-    from dataplane.checkpoint.save import Saving
+    from dataplane.checkpoint.placing import Placing
     from dataplane.client.connection import Connection
 
     client = Client(joined, config)
-    call, put_in_place = Connection.call, Saving._put_in_place
+    call, put_in_place = Connection.call, Placing._put_in_place
 
     def stopping(self: Connection, name: str, *arguments: Any) -> Any:
         if name == verb:
             speaker.stop_myself()
         return call(self, name, *arguments)
 
-    def stopping_at_the_end(self: Saving) -> None:
+    def stopping_at_the_end(self: Placing) -> None:
         if verb == "rename":
             speaker.stop_myself()
         put_in_place(self)
 
     Connection.call = stopping
-    Saving._put_in_place = stopping_at_the_end
+    Placing._put_in_place = stopping_at_the_end
     client.save_checkpoint(path, overwrite=True)
     speaker.say("done")
 
@@ -429,7 +429,7 @@ def test_a_load_of_wrong_types_is_refused_part_by_part_and_the_right_one_still_w
 ) -> None:
     plane = own_plane()
     with Raw.greeted(plane.joined) as raw:
-        raw.ask("restore_begin", ["r", 60.0, 1, 10])
+        raw.ask("restore_begin", ["r", 60.0, 1, 10, None])
         for verb, right in RIGHT:
             refused = 0
             for body in wrong_bodies(["r", *right]):
@@ -450,7 +450,7 @@ def test_a_load_of_wrong_types_is_refused_part_by_part_and_the_right_one_still_w
                 pass
         raw.ask("restore_abort", ["r"])
         assert plane.client.kv_list_partitions() == {}
-        raw.ask("restore_begin", ["r", 60.0, 1, 10])
+        raw.ask("restore_begin", ["r", 60.0, 1, 10, None])
         for verb, right in RIGHT:
             raw.ask(verb, ["r", *right])
         assert raw.ask("restore_end", ["r"]) == [2, 11]

@@ -142,7 +142,7 @@ BODIES: dict[str, list[Any]] = {
     "checkpoint_state": ["none", 0, 0],
     "checkpoint_rows": ["none", 0, 0, 0],
     "checkpoint_close": ["none"],
-    "restore_begin": ["r", 0.0, 1, 1],
+    "restore_begin": ["r", 0.0, 1, 1, None],
     "restore_partition": ["r", "p", {}, False, []],
     "restore_rows": ["r", "p", 0, ["B"], PACKED, IDS, IDS, IDS, ["c"], b"\0" * 4, {}],
     "restore_state": ["r", "p", False, None, None, []],
