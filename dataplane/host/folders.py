@@ -38,6 +38,8 @@ _PLANE_ID = re.compile(r"[0-9a-f]{16}")
 _MAX_NAME_BYTES = 255
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path holds 108 with its NUL
 _MAX_SOCKET_NAME_BYTES = 16
+RAY_SESSION = "ray_session"
+"""The file that says which Ray session hosts the plane of a folder."""
 _MAX_FILE_BYTES = 64 << 10
 _LOCK_WAIT_S = 10.0
 _LOCK_POLL_S = 0.005
@@ -156,7 +158,7 @@ def claim(folders: Folders, *, inheritable: bool = False) -> Ownership:
 def mark_ray_session(folders: Folders, session: str) -> None:
     """Notes that Ray restarts this plane's processes: its folders wait until that session ends."""
     for folder in (folders.runtime, folders.segments):
-        write_file(folder / "ray_session", session.encode())
+        write_file(folder / RAY_SESSION, session.encode())
 
 
 def sweep(
@@ -394,7 +396,7 @@ def _delete(folder: Path) -> None:
 
 def _ray_session(folder: Path) -> str | None:
     try:
-        return read_file(folder / "ray_session").decode(errors="replace")
+        return read_file(folder / RAY_SESSION).decode(errors="replace")
     except PlaneLost:
         return None
 

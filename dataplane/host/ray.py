@@ -36,6 +36,7 @@ from dataplane.errors import (
     to_wire,
 )
 from dataplane.host.folders import (
+    Folders,
     Ownership,
     check_name,
     claim,
@@ -44,7 +45,7 @@ from dataplane.host.folders import (
     remove_unowned,
     sweep,
 )
-from dataplane.host.records import write_secret
+from dataplane.host.records import Record, write_record, write_secret
 from dataplane.server.plane import PlaneServer, prepare_process
 from dataplane.server.ports import RemoteTags
 from dataplane.wire.address import Address
@@ -236,6 +237,13 @@ def _claim(name: str, plane_id: str, config: Config) -> Ownership:
     return ownership
 
 
+def _tell(folders: Folders, secret: bytes, tags: Address) -> None:
+    """Leave on this node what processes need that join by the plane's address, without Ray."""
+    assert tags.unix is not None
+    write_secret(folders, secret)
+    write_record(folders, Record(folders.name, folders.plane_id, tags.unix, tags.tcp))
+
+
 @ray.remote
 class _TagActor(_Served):
     def __init__(self, name: str, config: dict[str, Any]) -> None:
@@ -249,10 +257,10 @@ class _TagActor(_Served):
         folders = ownership.folders
         try:
             secret = secrets.token_bytes(SECRET_BYTES)
-            write_secret(folders, secret)
             server = PlaneServer(folders, config, secret)
             host = config.tcp_host or ray.util.get_node_ip_address()
             address = await server.listen("tags.sock", host)
+            _tell(folders, secret, address)
             server.serve_tags(linger=True)
             prepare_process()
             self.came_up({
@@ -284,6 +292,7 @@ class _ValueActor(_Served):
             server = PlaneServer(folders, config, self._tags["secret"])
             # The plane's own address is the tag store's node; this one is ours.
             address = await server.listen(f"{self._store_id}.sock", ray.util.get_node_ip_address())
+            _tell(folders, self._tags["secret"], Address.from_wire(self._tags["address"]))
             port = RemoteTags(server.ended.set)
             await server.serve_values(
                 self._store_id, port, reserved_bytes=_object_store_bytes(config.shm_dir)

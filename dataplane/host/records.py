@@ -15,6 +15,7 @@ from typing import cast
 
 from dataplane.errors import InternalError, PlaneLost
 from dataplane.host.folders import (
+    RAY_SESSION,
     Folders,
     check_name,
     default_root,
@@ -79,7 +80,7 @@ def read_secret(folders: Folders) -> bytes:
 
 
 def find(name: str, root: str | os.PathLike[str] | None = None) -> list[Record]:
-    """The records of this user's live planes of that name, the youngest first."""
+    """The records of this user's live planes of that name without Ray, the youngest first."""
     check_name(name)
     top = Path(root) if root is not None else default_root()
     if not top.exists():
@@ -91,8 +92,8 @@ def find(name: str, root: str | os.PathLike[str] | None = None) -> list[Record]:
             folders = Folders(name, plane_id, top / plane_id, Path())
             try:
                 record = read_record(folders)
-                if record.name != name:
-                    continue
+                if record.name != name or (folders.runtime / RAY_SESSION).exists():
+                    continue  # one that Ray hosts is found through Ray, or by its address
                 if is_owned(folders.runtime):
                     found.append(((folders.runtime / "plane.json").stat().st_mtime, record))
             except PlaneLost:

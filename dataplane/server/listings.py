@@ -85,7 +85,9 @@ async def _changes(store: TagStore, partition: Partition, after: int, walk: _Wal
         changes.append(change)
     if count <= SMALL_SINCE:
         keys = dict.fromkeys(key for change in reversed(changes) for key in change.keys)
-        rows = [row for key in keys if (row := partition.row(key)) is not None]
+        # In the order in which the rows came, as a full listing has them.
+        places = sorted(at for key in keys if (at := partition.index.get(key)) is not None)
+        rows = [row for at in places if type(row := partition.slots.at(at)) is Row]
         await walk.take(rows)
         if len(rows) == len(keys):
             return []

@@ -1,0 +1,1 @@
+"""Module paths of TransferQueue's under which others look for names."""
