@@ -2,6 +2,7 @@
 #
 #   make test     the test suite               make demo     the main job: a model learns
 #   make lint     ruff and pyright             make bench    this project against TransferQueue
+#   make interop  verl's trainer and TransferQueue's own answers, against the drop-in
 #   make setup    only the environment         make clean    remove what the others made
 
 PYTHON ?= python3.11
@@ -11,8 +12,9 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 
 DEV    := $(VENV)/.installed-dev
 BENCH  := $(VENV)/.installed-bench
+VERL   := .interop
 
-.PHONY: setup test lint demo control tour bench clean
+.PHONY: setup test lint demo control tour bench parity interop clean
 
 setup: $(DEV)
 
@@ -58,5 +60,18 @@ bench: $(BENCH)
 	$(PY) -m tests.bench $(if $(BENCH_SMOKE),--smoke) $(BENCH_ARGS)
 	$(PY) -m tests.bench.sessions $(if $(BENCH_SMOKE),--smoke)
 
+# The same script against the real TransferQueue and against the drop-in, value by value.
+parity: $(BENCH)
+	$(PY) -m pytest tests/interop -m transferqueue $(TEST_ARGS)
+
+# verl 0.9.1's own V1 trainers, end to end on the drop-in. INTEROP_ARGS='--against peer' for the
+# same on the real TransferQueue.
+interop: $(BENCH) $(VERL)/.installed
+	PYTHONPATH=$(VERL) $(PY) -m tests.interop.verl $(INTEROP_ARGS)
+
+$(VERL)/.installed: tests/interop/requirements.txt $(BENCH)
+	$(PIP) install --quiet --no-deps --target $(VERL) -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json runs
+	rm -rf $(VENV) $(VERL) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json runs

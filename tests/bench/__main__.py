@@ -58,7 +58,7 @@ def main() -> int:
     out = asked.out or Path("bench-smoke.json" if asked.smoke else "bench.json")
     report.write_json(found, out)
     print(f"{len(found)} lines, {rounds} rounds each, in {out}")
-    return 1 if asked.check and any(r.met is False for r in found) else 0
+    return 1 if asked.check and any(r.met is False or r.drop_in_met is False for r in found) else 0
 
 
 if __name__ == "__main__":

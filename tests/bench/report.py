@@ -15,7 +15,7 @@ from rich.table import Table
 from tests.bench.runner import Samples
 from tests.bench.workload import Line
 
-BESIDE = ("embedded", "redis", "ray_actor", "memcpy")
+BESIDE = ("embedded", "drop_in", "redis", "ray_actor", "memcpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,21 @@ class Result:
             return None
         return self.ratio >= self.line.required
 
+    @property
+    def drop_in(self) -> float | None:
+        """How many times worse than our own client the drop-in is."""
+        through = self.medians.get("drop_in")
+        if not self.ours or not through:
+            return None
+        return self.ours / through if self.line.higher_is_better else through / self.ours
+
+    @property
+    def drop_in_met(self) -> bool | None:
+        """Whether the drop-in costs no more than it may; None where nothing is said of it."""
+        if not self.judged or self.line.drop_in is None or self.drop_in is None:
+            return None
+        return self.drop_in <= self.line.drop_in
+
     def as_json(self) -> dict[str, object]:
         """The object of bench.json."""
         found: dict[str, object] = {
@@ -71,6 +86,10 @@ class Result:
             found["limit"] = self.line.limit
         if self.line.against != "transferqueue":
             found["against"] = self.line.against
+        if self.line.drop_in is not None:
+            found["drop_in_times"] = _round(self.drop_in)
+            found["drop_in_limit"] = self.line.drop_in
+            found["drop_in_met"] = self.drop_in_met
         found |= {n: _round(self.medians[n]) for n in BESIDE if n in self.medians}
         return found
 
@@ -128,6 +147,7 @@ def show(found: Sequence[Result]) -> None:
         )
     Console(width=140).print(table)
     missed = [r.line.name for r in found if r.met is False]
+    missed += [f"{r.line.name} (drop-in)" for r in found if r.drop_in_met is False]
     if missed:
         print(f"not reached: {', '.join(missed)}")
 

@@ -23,6 +23,7 @@ SUBJECTS: dict[str, type[Subject]] = {
         subjects.Dataplane,
         subjects.Embedded,
         subjects.TransferQueue,
+        subjects.DropIn,
         baselines.Redis,
         baselines.RayActor,
         baselines.Memcpy,

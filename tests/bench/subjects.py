@@ -6,6 +6,7 @@ more; `read` turns what a get returned into columns, outside the timed part.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ import torch
 
 from tests.bench.data import Batch, Columns, Row, Tags
 
-NAMES = ("ours", "embedded", "transferqueue", "redis", "ray_actor", "memcpy")
+NAMES = ("ours", "embedded", "drop_in", "transferqueue", "redis", "ray_actor", "memcpy")
 """Every subject; the runner leaves out what is not installed."""
 
 
@@ -238,6 +239,23 @@ class TransferQueue(Subject):
 
     def clear(self, keys: list[str], partition: str) -> None:
         self.tq.kv_clear(keys=keys, partition_id=partition)
+
+
+class DropIn(TransferQueue):
+    """This project behind TransferQueue's interface, as `import transfer_queue` gets it."""
+
+    name = "drop_in"
+
+    def join(self, address: str) -> None:
+        from dataplane import compat
+
+        # The real one runs on the same cluster, under the usual name.
+        os.environ["DATAPLANE_TRANSFER_QUEUE_NAME"] = "drop-in"
+        compat.activate()
+        super().join(address)
+
+    def close(self, *, destroy: bool) -> None:
+        self.tq.close()
 
 
 def _columns(tensor: torch.Tensor) -> Columns:

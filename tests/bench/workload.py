@@ -78,6 +78,8 @@ class Line:
     """At most this, in `unit`."""
     against: str = "transferqueue"
     higher_is_better: bool = False
+    drop_in: float | None = None
+    """At most so many times worse through the drop-in than through our own client."""
 
 
 class Cast(Protocol):
@@ -98,6 +100,7 @@ class Workload:
     subjects: ClassVar[tuple[str, ...]] = (
         "ours",
         "embedded",
+        "drop_in",
         "transferqueue",
         "redis",
         "ray_actor",

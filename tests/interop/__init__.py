@@ -1,0 +1,1 @@
+"""The drop-in beside the package it stands in for, and under the programs that use that."""
