@@ -14,6 +14,8 @@ DEV    := $(VENV)/.installed-dev
 BENCH  := $(VENV)/.installed-bench
 VERL   := .interop
 
+TEST_WORKERS ?= 2
+
 .PHONY: setup test lint demo control tour bench parity interop clean
 
 setup: $(DEV)
@@ -32,8 +34,9 @@ $(BENCH): $(DEV)
 	$(PIP) install --quiet -c constraints.txt -e '.[bench]'
 	touch $@
 
+# Two processes: what shares the Ray cluster, or a kind of plane, stays in one (tests/conftest.py).
 test: $(DEV)
-	$(PY) -m pytest $(TEST_ARGS)
+	$(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup $(TEST_ARGS)
 
 lint: $(DEV)
 	$(PY) -m ruff check .

@@ -1,6 +1,6 @@
 """Every error a caller can see, as one tree, and how an error crosses a wire.
 
-    DataplaneError
+    DataplaneError (RuntimeError)
       RequestError                       the caller can fix it; nothing was changed
         InvalidRequest (ValueError)
         PartitionNotFound (KeyError)     .partition_id

@@ -49,6 +49,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_shared_by(item)))
+
+
+def _shared_by(item: pytest.Item) -> str:
+    """Tests that go to one process where several share the suite: those that use the Ray cluster,
+    those of one kind of plane, else those of one file."""
+    if item.get_closest_marker("ray") is not None or "ray_cluster" in getattr(
+        item, "fixturenames", ()
+    ):
+        return "ray"
+    callspec = getattr(item, "callspec", None)
+    return str(item.path if callspec is None else callspec.params.get("plane", item.path))
 
 
 @pytest.fixture(scope="session")

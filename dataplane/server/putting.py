@@ -334,7 +334,12 @@ def _as_they_are_now(
     if found.slots is None:
         return None, sorted(put.placement.template.names) if put.placement is not None else []
     partition = store.partition(put.partition_id)
-    rows = [row for key in put.keys if (row := partition.row(key)) is not None]
+    at = partition.slots.at
+    rows: list[Row] = []
+    for key, slot, position in zip(put.keys, found.slots, found.positions, strict=True):
+        # A row that was there keeps its place; one that was cleared has another now.
+        row = at(position) if type(slot) is Row and position is not None else partition.row(key)
+        rows.append(cast("Row", row))
     return tags_to_wire([row.tags for row in rows]), _common_fields(rows)
 
 

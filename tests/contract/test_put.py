@@ -98,6 +98,10 @@ def test_return_tags_brings_the_merged_tags_and_the_fields_that_all_keys_have(
     )
     assert merged.tags == [{"n": 2, "m": 2, "k": 0}, {"n": 1, "m": 1, "k": 0}]
     assert merged.fields == ["x", "z"]
+    client.kv_clear(["b"], partition)
+    again = client.kv_batch_put(["b", "a"], partition, None, [{"n": 5}, {}], return_tags=True)
+    assert again.tags == [{"n": 5}, {"n": 1, "m": 1, "k": 0}]
+    assert again.fields == []
     new = client.kv_batch_put(
         ["c", "d"],
         partition,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import methodcaller
 from typing import Any
 
 from dataplane.errors import InvalidRequest, quote
@@ -23,10 +25,10 @@ def refuse_partition(partition_id: object) -> None:
         )
 
 
-def refuse_keys(keys: Iterable[str]) -> None:
+def refuse_keys(keys: Sequence[str]) -> None:
     """InvalidRequest for keys such as rows without a key have."""
-    taken = [key for key in keys if key.startswith(KEYLESS)]
-    if taken:
+    if any(map(methodcaller("startswith", KEYLESS), keys)):
+        taken = [key for key in keys if key.startswith(KEYLESS)]
         raise InvalidRequest(
             f"keys that begin with {KEYLESS!r} are those of rows put without a key: "
             f"{quote(taken)}; use other names"
@@ -35,7 +37,7 @@ def refuse_keys(keys: Iterable[str]) -> None:
 
 def refuse_tags(tags: Iterable[Mapping[str, Any]]) -> None:
     """InvalidRequest for a tag by the name under which the controller keeps a row's index."""
-    if any(RESERVED_TAG in tag for tag in tags):
+    if RESERVED_TAG in chain.from_iterable(tags):
         raise InvalidRequest(
             f"the tag {RESERVED_TAG!r} is the controller's own: give it another name"
         )

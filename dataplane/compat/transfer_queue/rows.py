@@ -170,9 +170,9 @@ def checked_keys(keys: object) -> list[str]:
     listed = cast("list[Any]", keys)
     if not listed:
         raise InvalidRequest("keys are empty: name at least one")
-    for key in listed:
-        if type(key) is not str:
-            raise TypeError(f"a key is a str, not {type(key).__name__}: {key!r:.80}")
+    if set(map(type, listed)) != {str}:
+        odd = next(key for key in listed if type(key) is not str)
+        raise TypeError(f"a key is a str, not {type(odd).__name__}: {odd!r:.80}")
     return listed
 
 
@@ -257,5 +257,9 @@ def checked_tags(tags: object, keys: Sequence[str]) -> Sequence[Mapping[str, Any
     listed: list[Any] = list(cast("Iterable[Any]", tags))
     if len(listed) != len(keys):
         raise InvalidRequest(f"{len(keys)} keys and {len(listed)} tags: one mapping per key")
-    refuse_tags(cast("Mapping[str, Any]", tag) for tag in listed if isinstance(tag, Mapping))
+    if not set(map(type, listed)) <= {dict}:
+        for tag in listed:
+            if not isinstance(tag, Mapping):
+                raise InvalidRequest(f"a tag is a mapping, not {type(tag).__name__}: {tag!r:.80}")
+    refuse_tags(listed)
     return listed
