@@ -7,12 +7,12 @@ from typing import Any
 
 from tests.bench import data
 from tests.bench.subjects import Subject
-from tests.bench.workload import Cast, Line, Workload, median_of_each, timed
+from tests.bench.workload import DROP_IN, Cast, Line, Workload, median_of_each, timed
 
 
 class TagPut(Workload):
     name = "tag"
-    lines = (Line("put_tag", "ms", "tag-only put of one key, p50", 50),)
+    lines = (Line("put_tag", "ms", "tag-only put of one key, p50", 50, drop_in=DROP_IN),)
 
     def load(self) -> None:
         self.keys = data.keys_of(self.scale.tag_puts, "tag")
@@ -45,7 +45,7 @@ class TagPut(Workload):
 class Listing(Workload):
     name = "list"
     lines = (
-        Line("put_tags_bulk", "ms", "tags of 100,000 keys in puts of 1,000", 9),
+        Line("put_tags_bulk", "ms", "tags of 100,000 keys in puts of 1,000", 9, drop_in=DROP_IN),
         Line(
             "list_all",
             "ms",

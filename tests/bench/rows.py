@@ -8,10 +8,7 @@ from typing import Any
 
 from tests.bench import data
 from tests.bench.subjects import Dataplane, Subject
-from tests.bench.workload import Cast, Line, Workload, median_of_each, shuffled, timed
-
-DROP_IN = 1.25
-"""A quarter is what the drop-in may cost over our own client."""
+from tests.bench.workload import DROP_IN, Cast, Line, Workload, median_of_each, shuffled, timed
 
 
 class BatchWorkload(Workload):

@@ -65,6 +65,10 @@ SMOKE = Scale(
 )
 
 
+DROP_IN = 1.25
+"""A quarter is what the drop-in may cost over our own client."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One figure of the report, and what it has to reach."""
