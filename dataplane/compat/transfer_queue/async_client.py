@@ -18,12 +18,13 @@ from dataplane.client.partitions import list_partitions
 from dataplane.config import Config
 from dataplane.errors import InvalidRequest
 
-from . import batches, checkpoint, row_values, rows
-from .answers import Status, all_set, as_status
-from .asking import Controller
+from . import checkpoint
+from .control.answers import Status, all_set, as_status
+from .control.asking import Controller
 from .errors import unsupported
 from .link import Link
 from .names import HIDDEN, refuse_partition
+from .verbs import batches, row_values, rows
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

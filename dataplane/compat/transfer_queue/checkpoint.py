@@ -27,8 +27,8 @@ from dataplane.client.steps import FILE_WORK
 from dataplane.client.tags import plane_status
 from dataplane.errors import CheckpointDamaged, DataplaneError, InvalidRequest
 
-from . import sampler_state
-from .asking import Controller
+from .control import sampler_state
+from .control.asking import Controller
 from .names import HIDDEN
 
 if TYPE_CHECKING:

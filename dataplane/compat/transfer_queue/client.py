@@ -8,9 +8,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import checkpoint, row_values
-from .answers import Status, all_set, as_status
+from . import checkpoint
 from .async_client import AsyncTransferQueueClient, Parser, partition_names, warn_of_nothing
+from .control.answers import Status, all_set, as_status
+from .verbs import row_values
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -16,12 +16,12 @@ import ray as untyped_ray
 
 from dataplane.config import Config
 
+from .control.serving import ControllerServer
 from .metrics import MetricsExporter
 from .sampler import BaseSampler, SequentialSampler
-from .serving import ControllerServer
 
 if TYPE_CHECKING:
-    from .snapshot import PartitionSnapshot
+    from .control.snapshot import PartitionSnapshot
 
 ray = cast("Any", untyped_ray)
 """Ray's own annotations leave most of what is used here unknown."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from dataplane.errors import InvalidRequest
 
-from . import rows
 from .errors import NotInitialized
 from .names import refuse_partition
+from .verbs import rows
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

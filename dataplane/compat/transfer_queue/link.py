@@ -12,8 +12,8 @@ from dataplane.client.effects import Verb
 from dataplane.client.sync import Client
 from dataplane.config import Config
 
-from .listing import Listings
 from .names import HIDDEN, KEYLESS, RESERVED_TAG
+from .verbs.listing import Listings
 
 __all__ = ["HIDDEN", "KEYLESS", "RESERVED_TAG", "Link"]
 

@@ -24,10 +24,10 @@ from transfer_queue import (
     StorageKeyNotFoundError,
     TransferQueueClient,
 )
+from transfer_queue.control.serving import ControllerServer
 from transfer_queue.link import Link
 from transfer_queue.names import HIDDEN, KEYLESS, RESERVED_TAG
 from transfer_queue.sampler import BaseSampler
-from transfer_queue.serving import ControllerServer
 
 from dataplane.config import Config
 from dataplane.errors import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from transfer_queue.control.registry import PartitionRows, Place, keyless, reserved
+from transfer_queue.control.snapshot import PartitionSnapshot, PartitionView
 from transfer_queue.names import RESERVED_TAG
-from transfer_queue.registry import PartitionRows, Place, keyless, reserved
-from transfer_queue.snapshot import PartitionSnapshot, PartitionView
 
 from dataplane.types import Revision
 

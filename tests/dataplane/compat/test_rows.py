@@ -17,7 +17,7 @@ from tensordict import NonTensorStack, TensorDict
 import dataplane
 from dataplane.host import embedded
 
-from transfer_queue import rows  # isort: skip
+from transfer_queue.verbs import rows  # isort: skip
 from transfer_queue.link import Link  # isort: skip
 from transfer_queue.metadata import KVBatchMeta  # isort: skip
 from transfer_queue.names import HIDDEN, KEYLESS, RESERVED_TAG  # isort: skip
@@ -227,7 +227,7 @@ def test_a_listing_follows_what_changed_and_shows_nothing_of_its_own(link: Link)
 
 
 def test_later_listings_bring_only_changes(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transfer_queue import listing as module
+    from transfer_queue.verbs import listing as module
 
     put(link, [f"k{i}" for i in range(500)], tags=[{"n": i} for i in range(500)])
     brought: list[int] = []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transfer_queue import sampler_state
+from transfer_queue.control import sampler_state
 from transfer_queue.sampler import BaseSampler, RankAwareSampler, SeqlenBalancedSampler
 
 from dataplane.errors import InvalidRequest

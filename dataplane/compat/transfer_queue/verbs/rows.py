@@ -28,10 +28,10 @@ from dataplane.codec.containers import Offsets, as_list
 from dataplane.errors import InvalidRequest, PartitionNotFound, SchemaMismatch, quote
 from dataplane.wire.messages import COMMON, MUST_EXIST, RETURN_TAGS
 
+from ..metadata import KVBatchMeta
+from ..names import RESERVED_TAG, refuse_keys, refuse_partition, refuse_tags
 from .containers import batch, joined, leaf
 from .leaves import as_columns, kept
-from .metadata import KVBatchMeta
-from .names import RESERVED_TAG, refuse_keys, refuse_partition, refuse_tags
 
 Tags = dict[str, Any]
 

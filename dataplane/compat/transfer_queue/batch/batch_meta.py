@@ -33,7 +33,7 @@ class BatchMeta(Annotated):
     Raises ValueError where one of the columns has another length than `global_indexes`.
     """
 
-    __module__ = f"{__package__}.metadata"
+    __module__ = f"{__name__.rpartition('.batch.')[0]}.metadata"
 
     __slots__ = (
         "_custom_backend_meta",

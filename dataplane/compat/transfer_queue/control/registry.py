@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from dataplane.types import Revision
 
-from .names import KEYLESS, RESERVED_TAG
+from ..names import KEYLESS, RESERVED_TAG
 
 Tags = dict[str, Any]
 INDEX = "index"

@@ -16,16 +16,16 @@ from dataplane.server.connection import Connection, Verb
 from dataplane.wire.frames import Body
 from dataplane.wire.messages import check_wait
 
+from ..metrics import MetricsExporter, Progress, Snapshot
 from . import sampler_state
 from .answers import Answer, answer_of, no_rows
 from .asking import PREFIX
-from .metrics import MetricsExporter, Progress, Snapshot
 from .mirrors import Mirrors
 from .registry import PartitionRows, Place
 from .snapshot import PartitionSnapshot, PartitionView
 
 if TYPE_CHECKING:
-    from .sampler import BaseSampler
+    from ..sampler import BaseSampler
 
 
 class ControllerService:

@@ -17,7 +17,7 @@ from dataplane.codec.dtypes import dtype_of
 from dataplane.codec.template import OBJECT
 from dataplane.errors import PartitionNotFound, SchemaMismatch
 
-from .answers import Answer
+from ..control.answers import Answer
 
 Field = dict[str, Any]
 

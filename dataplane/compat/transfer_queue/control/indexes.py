@@ -14,7 +14,7 @@ from typing import Any
 from dataplane.client.aio import AsyncClient
 from dataplane.errors import PartitionNotFound
 
-from .names import HIDDEN
+from ..names import HIDDEN
 from .registry import PartitionRows
 
 NEXT = "indexes"

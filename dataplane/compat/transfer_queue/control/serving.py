@@ -28,10 +28,10 @@ from dataplane.host.folders import plane_folders
 from dataplane.server.plane import PlaneServer
 from dataplane.types import Revision
 
-from .link import Link
+from ..link import Link
+from ..names import HIDDEN
+from ..sampler import BaseSampler
 from .mirrors import Mirrors
-from .names import HIDDEN
-from .sampler import BaseSampler
 from .service import ControllerService
 
 log = logging.getLogger("dataplane.compat")

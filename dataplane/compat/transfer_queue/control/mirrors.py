@@ -24,8 +24,8 @@ from dataplane.errors import (
 )
 from dataplane.types import Revision
 
+from ..names import HIDDEN
 from .indexes import Indexes
-from .names import HIDDEN
 from .registry import PartitionRows, Place, Tags, reserved
 
 MAX_ROWS = 16_384

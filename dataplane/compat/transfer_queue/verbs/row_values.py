@@ -21,15 +21,15 @@ from dataplane.client.put import put_batch
 from dataplane.errors import FieldNotFound, InvalidRequest, PartitionNotFound, quote
 from dataplane.wire.messages import MUST_EXIST
 
+from ..control.asking import Controller
+from ..control.registry import keyless, reserved
+from ..errors import StorageKeyNotFoundError
+from ..metadata import BatchMeta
+from ..names import refuse_tags
 from . import rows
-from .asking import Controller
 from .containers import batch as as_batch
 from .containers import joined
-from .errors import StorageKeyNotFoundError
 from .leaves import as_columns
-from .metadata import BatchMeta
-from .names import refuse_tags
-from .registry import keyless, reserved
 
 READ = "_tags"
 """The entry of a batch's private row metadata that has the row's tags as they were read."""

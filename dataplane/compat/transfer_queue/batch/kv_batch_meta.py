@@ -51,7 +51,7 @@ class KVBatchMeta:
     Raises ValueError where keys and tags are not as many, or a key or a field comes twice.
     """
 
-    __module__ = f"{__package__}.metadata"
+    __module__ = f"{__name__.rpartition('.batch.')[0]}.metadata"
 
     keys: list[str] = dataclasses.field(default_factory=list[str])
     tags: list[dict[str, Any]] = dataclasses.field(default_factory=list[dict[str, Any]])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from dataplane.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from .sampler import BaseSampler
+    from ..sampler import BaseSampler
 
 log = logging.getLogger("dataplane.compat")
 

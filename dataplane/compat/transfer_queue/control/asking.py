@@ -18,7 +18,7 @@ from dataplane.errors import PartitionNotFound, PlaneLost, Unreachable
 from dataplane.wire.address import Address
 from dataplane.wire.channel import Broken
 
-from .names import HIDDEN
+from ..names import HIDDEN
 
 PREFIX = "tq_"
 """Begins the names of the controller's verbs."""

@@ -18,7 +18,7 @@ from dataplane.client.tags import list_rows
 from dataplane.errors import PartitionNotFound
 from dataplane.types import Revision
 
-from .names import HIDDEN, KEYLESS, RESERVED_TAG
+from ..names import HIDDEN, KEYLESS, RESERVED_TAG
 
 Tags = dict[str, Any]
 _PLAIN = (str, int, float, bool, type(None))

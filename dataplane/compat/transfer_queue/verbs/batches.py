@@ -20,10 +20,10 @@ from dataplane.client.retry import seconds_left
 from dataplane.errors import InvalidRequest
 from dataplane.wire.frames import pack
 
-from .answers import Answer
-from .asking import Controller
-from .metadata import BatchMeta
-from .registry import keyless
+from ..control.answers import Answer
+from ..control.asking import Controller
+from ..control.registry import keyless
+from ..metadata import BatchMeta
 from .row_fields import placeholder, schema_of
 from .row_values import READ, new_rows
 

@@ -1,0 +1,1 @@
+"""The controller: indexes, claims and statuses, and how it is asked."""
