@@ -6,6 +6,7 @@ May be used from several event loops of one process; each loop has connections o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -94,11 +95,15 @@ class _Loop:
         try:
             yield
         finally:
-            for task in self.channels.values():
-                if task.done() and not task.cancelled() and task.exception() is None:
-                    task.result().close()
-                else:
-                    task.cancel()
+            self.close()
+
+    def close(self) -> None:
+        """Close the connections, on their own loop."""
+        for task in self.channels.values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                task.result().close()
+            else:
+                task.cancel()
 
 
 class AsyncClient(AsyncControl):
@@ -291,6 +296,20 @@ class AsyncClient(AsyncControl):
                     store.mappings.close()
             if self._on_close is not None:
                 self._on_close(destroy)
+
+    def close_soon(self) -> None:
+        """Let go of the plane from any thread; each event loop that runs closes its connections.
+
+        For who is done with the client on all of its loops at once. Repeatable.
+        """
+        self._closed = True
+        with self._lock:
+            loops = list(self._loops.items())
+        for loop, mine in loops:
+            # A loop that has ended has closed its connections.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(mine.close)
+        self._pins.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self

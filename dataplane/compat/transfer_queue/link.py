@@ -53,5 +53,6 @@ class Link:
         return await self.aio.run(verb, timeout)
 
     def close(self, *, destroy: bool = False) -> None:
-        """Let go of the plane, or end it for everybody. Repeatable."""
+        """Let go of the plane, or end it for everybody; from any thread. Repeatable."""
+        self.aio.close_soon()
         self.sync.close(destroy)

@@ -15,7 +15,9 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import dataplane
+from dataplane.errors import PlaneLost
 from dataplane.host import embedded
+from tests.deadline import eventually
 
 from transfer_queue.verbs import rows  # isort: skip
 from transfer_queue.link import Link  # isort: skip
@@ -280,6 +282,31 @@ def test_verbs_are_awaited_on_several_loops_at_once(link: Link) -> None:
         thread.join()
     assert results == {name: list(range(20)) for name in "abc"}
     assert len(listed(link)[P]) == 61
+
+
+def test_a_link_that_is_closed_leaves_no_connection_on_a_loop_that_goes_on(link: Link) -> None:
+    other = Link(link.joined, link.config)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        put_one = partial(rows.put_one, key="a", partition_id=P, fields=None, tag={})
+        asyncio.run_coroutine_threadsafe(other.run_async(put_one), loop).result(10)
+        put(other, ["b"], tags=[{}])
+        connected = clients(link)
+        other.close()
+        eventually(lambda: clients(link) == connected - 2, "both clients are gone")
+        with pytest.raises(PlaneLost):
+            asyncio.run_coroutine_threadsafe(other.run_async(put_one), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def clients(link: Link) -> int:
+    """How many clients the plane has."""
+    return int(link.sync.status()["clients"])
 
 
 # -- names -----------------------------------------------------------------------------------
