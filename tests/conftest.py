@@ -147,6 +147,10 @@ def client(plane: Plane) -> Any:
 def partition(request: pytest.FixtureRequest, plane: Plane) -> Iterator[str]:
     """A partition that no other test uses, under a name that can be made longer for more of
     them. It is cleared at the end, after which nothing may be in use."""
+    from tests.contract.planes import TwoNodes
+
+    if isinstance(plane.client, TwoNodes):
+        plane.client.begin()
     name = f"{request.node.originalname}-{next(_numbers)}"
     yield name
     client = plane.client

@@ -311,6 +311,10 @@ class TwoNodes:
         self.there = there
         self._turn = 0
 
+    def begin(self) -> None:
+        """The next put is made here: who makes which put of a test is no matter of those before."""
+        self._turn = 0
+
     def kv_put(self, *args: Any, **named: Any) -> dataplane.KVBatchMeta:
         return self._put("kv_put", *args, **named)
 
