@@ -297,11 +297,7 @@ class AsyncClient(AsyncControl):
             if self._on_close is not None:
                 self._on_close(destroy)
 
-    def close_soon(self) -> None:
-        """Let go of the plane from any thread; each event loop that runs closes its connections.
-
-        For who is done with the client on all of its loops at once. Repeatable.
-        """
+    def _close_everywhere(self) -> None:
         self._closed = True
         with self._lock:
             loops = list(self._loops.items())
@@ -529,6 +525,15 @@ async def async_connect(
     client = AsyncClient(joined, settings)
     await client.attach()
     return client
+
+
+def close_everywhere(client: AsyncClient) -> None:
+    """Let go of the plane from any thread; each event loop that runs closes its connections.
+
+    For who is done with the client on all of its loops at once. Repeatable. Not a verb: a blocking
+    client has no loops.
+    """
+    client._close_everywhere()  # pyright: ignore[reportPrivateUsage] (of this file)
 
 
 _clients: weakref.WeakSet[AsyncClient] = weakref.WeakSet()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from dataplane import session
-from dataplane.client.aio import AsyncClient
+from dataplane.client.aio import AsyncClient, close_everywhere
 from dataplane.client.core import Core, Joined
 from dataplane.client.effects import Verb
 from dataplane.client.sync import Client
@@ -54,5 +54,5 @@ class Link:
 
     def close(self, *, destroy: bool = False) -> None:
         """Let go of the plane, or end it for everybody; from any thread. Repeatable."""
-        self.aio.close_soon()
+        close_everywhere(self.aio)
         self.sync.close(destroy)
