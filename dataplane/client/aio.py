@@ -26,6 +26,7 @@ from dataplane.client.connection import (
 from dataplane.client.core import Core, Joined, StoreView, settle_in_child
 from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
 from dataplane.client.get import GetOptions, Layout, Pad, get_batch
+from dataplane.client.loops import Loop
 from dataplane.client.pins import Pins
 from dataplane.client.put import flags_of, put_batch, put_row
 from dataplane.client.results import Listing, Rows
@@ -82,30 +83,6 @@ def _let_go(pinning: asyncio.Future[tuple[Callable[[], None] | None, list[int]]]
             release()
 
 
-class _Loop:
-    """The connections of one event loop."""
-
-    def __init__(self) -> None:
-        self.channels: dict[tuple[Address, bool], asyncio.Task[Channel]] = {}
-        """By address, and whether it is for puts that send a payload."""
-        self.end = self._end()
-
-    async def _end(self) -> AsyncGenerator[None]:
-        """Closes the connections. A loop that ends closes the generators that it has begun."""
-        try:
-            yield
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Close the connections, on their own loop."""
-        for task in self.channels.values():
-            if task.done() and not task.cancelled() and task.exception() is None:
-                task.result().close()
-            else:
-                task.cancel()
-
-
 class AsyncClient(AsyncControl):
     """A client of one plane, for coroutines. Arguments, results and errors are `Client`'s."""
 
@@ -118,7 +95,7 @@ class AsyncClient(AsyncControl):
     ) -> None:
         self._core = Core(joined, config or Config())
         self._on_close = on_close
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = (
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Loop] = (
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.Lock()  # guards the table of loops
@@ -400,7 +377,7 @@ class AsyncClient(AsyncControl):
             mine = self._loops.get(loop)
             begins = mine is None
             if mine is None:
-                mine = self._loops[loop] = _Loop()
+                mine = self._loops[loop] = Loop()
         if begins:
             await anext(mine.end)
         address = self._core.joined.tags if store is None else store.address

@@ -108,7 +108,7 @@ def _restore(
         if answer is None and ending and isinstance(error, DataplaneError):
             raise OutcomeUnknown(
                 f"the plane did not say whether the checkpoint was loaded ({error}): it has its "
-                "partitions, or none",
+                "partitions, or those that it had",
                 request_id=f"{core.client_id}/{restore_id}",
             ) from error
         if isinstance(error, DataplaneError):

@@ -150,10 +150,15 @@ class Partitioning:
 
     def drop(self, partition_id: str) -> None:
         """Take a partition away; its bytes are given back in the background."""
-        service, store = self._service, self._store
+        store, journal = self._store, self._service.journal
         partition = store.partition(partition_id)
-        now = service.clock()
-        service.journal.append(j.PARTITION, store.n + 1, now, ("drop", partition_id))
+        now = self._service.clock()
+        journal.append(j.PARTITION, store.n + 1, now, ("drop", partition_id))
+        self.take(partition, now)
+
+    def take(self, partition: Partition, now: float) -> None:
+        """Drop a partition whose drop stands in the journal."""
+        service, store = self._service, self._store
         rows = store.apply_drop(partition, now)
         service.dropped(partition)
 

@@ -179,14 +179,15 @@ class Restorer:
         restoring = self._of(connection.client_id, restore_id)
         store = self._store
         stay = self._stay
-        if stay is not None:
-            restoring.check_stays(stay)
-            # No request is served between here and the end: nobody sees a plane without them.
-            for partition_id in store.partitions.keys() - set(stay):
-                self._service.partitioning.drop(partition_id)
-        self._write_down(("end", restore_id))
+        restoring.check_end(store, stay)
+        gone = [] if stay is None else sorted(store.partitions.keys() - set(stay))
+        # In one record: all of it is written, or nothing happens. No request is served between here
+        # and the end, so nobody sees a plane without those that are gone.
+        self._write_down(("end", restore_id, gone))
+        for partition_id in gone:
+            self._service.partitioning.take(store.partition(partition_id), self._service.clock())
         before = store.history
-        restoring.finish(store, History(before.max_changes, before.max_age_s), stay or ())
+        restoring.finish(store, History(before.max_changes, before.max_age_s))
         self._forget()
         answer = store.revision()
         self._ended = restore_id, answer

@@ -236,23 +236,39 @@ class Restoring:
         partition.retention = retention
         self._settled.add(partition_id)
 
-    def check_stays(self, stay: Iterable[str]) -> None:
-        """InvalidRequest if one of these, which are to stay, came with the checkpoint as well."""
+    def check_end(self, store: TagStore, stay: Collection[str] | None) -> None:
+        """InvalidRequest if the store cannot take this: it has partitions, or some of those that
+        stay have what came with the checkpoint as well."""
+        if stay is None:
+            if store.partitions:
+                raise InvalidRequest(
+                    f"somebody made partition {quote(store.partitions)} while a checkpoint was "
+                    "loaded"
+                )
+            return
         both = [name for name in stay if name in self.partitions]
         if both:
             raise InvalidRequest(f"partition {quote(both)} is to stay, and was loaded")
+        # An attempt's number is its group's alone, in the whole plane.
+        loaded = {attempt for groups in self._groups.values() for attempt in groups}
+        taken = [
+            group.uid
+            for name in stay
+            if (partition := store.partitions.get(name)) is not None
+            for group in partition.groups.values()
+            if group.attempt in loaded
+        ]
+        if taken:
+            raise InvalidRequest(
+                f"groups {quote(taken)} of partitions that are to stay have attempts with the "
+                "numbers of others that were loaded: clear them first, or drop their partitions"
+            )
 
-    def finish(self, store: TagStore, history: History, stay: Collection[str] = ()) -> int:
-        """Give everything to a store that has no partition, but for some that stay, at one
-        revision, which is returned.
+    def finish(self, store: TagStore, history: History) -> int:
+        """Give everything to a store, at one revision, which is returned; see `check_end`.
 
         History begins with it: what was known or begun before is too old.
         """
-        made = [name for name in store.partitions if name not in stay]
-        if made:
-            raise InvalidRequest(
-                f"somebody made partition {quote(made)} while a checkpoint was loaded"
-            )
         store.epoch = max(store.epoch, self.epoch + 1)
         store.n = max(store.n, self.n) + 1
         history.floor = store.n

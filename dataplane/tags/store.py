@@ -20,7 +20,7 @@ from dataplane.tags.placement import Placement
 from dataplane.tags.query import Predicate
 from dataplane.tags.requests import ClientRequests
 from dataplane.tags.rows import CHUNK_BITS, Chunk, Row, Tombstone
-from dataplane.types import Revision, Tags
+from dataplane.types import Revision
 
 REAP_STEP = 512
 """Tombstones forgotten with each change at most: history is trimmed without a pause."""
@@ -159,11 +159,6 @@ class TagStore:
         if put.placement is not None:
             self.placements[put.placement.store, put.placement.block] = put.placement
         self._bury(partition.apply_put(put, found, self.n))
-
-    def merged_tags(self, partition_id: str, keys: Sequence[str]) -> list[Tags]:
-        """The whole tags of keys that exist."""
-        partition = self.partition(partition_id)
-        return [row.tags if (row := partition.row(key)) else {} for key in keys]
 
     # -- clear -------------------------------------------------------------------------------
 

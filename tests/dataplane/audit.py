@@ -15,6 +15,7 @@ from dataplane.tags.partition import Partition, PutRows
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import CHUNK_BITS, CHUNK_ROWS, Row, Tombstone
 from dataplane.tags.store import TagStore
+from dataplane.types import Tags
 
 COLUMNS = {
     "x": Column("x", "int64", 0, (-1,)),
@@ -278,3 +279,9 @@ def forget_everything(store: TagStore, now: float) -> None:
 def _remembered(store: TagStore) -> tuple[int, int]:
     entries = sum(len(s) for p in store.partitions.values() for s in p.index.shards)
     return store.history.size, entries
+
+
+def tags_of(store: TagStore, partition_id: str, keys: Sequence[str]) -> list[Tags]:
+    """The whole tags of keys; none of a key that is not there."""
+    partition = store.partition(partition_id)
+    return [row.tags if (row := partition.row(key)) else {} for key in keys]

@@ -12,9 +12,11 @@ from typing import Any
 
 import msgpack
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dataplane.client.loading import load
 from dataplane.errors import InternalError
 from dataplane.server.tag_service import TagService
 from dataplane.tags import journal as j
@@ -23,7 +25,7 @@ from dataplane.tags.store import TagStore
 from dataplane.types import Quota, Retention
 from dataplane.wire.messages import PutMeta
 from tests.contract.planes import thread_plane
-from tests.dataplane.audit import audit, put
+from tests.dataplane.audit import audit, put, tags_of
 from tests.dataplane.changes import begin_group, drop_partition, end_group
 from tests.dataplane.interleaving import clear_where
 from tests.dataplane.journal_file import read
@@ -163,7 +165,7 @@ def test_a_change_that_cannot_be_journaled_is_not_made(tmp_path: Path) -> None:
             with pytest.raises(InternalError):
                 put_tags(number, key)
     assert service.store.counts() == before
-    assert service.store.merged_tags("train", ["a", "new"]) == [{"n": 1}, {}]
+    assert tags_of(service.store, "train", ["a", "new"]) == [{"n": 1}, {}]
     with pytest.raises(InternalError):
         put_tags(2, "a")  # until a restart, and a repetition is no way around it
     assert put_tags(1, "a").revision == (1, 1)  # what was answered is answered again
@@ -185,7 +187,7 @@ def test_the_journal_of_puts_says_what_the_store_holds(tmp_path: Path) -> None:
         unpacked = [msgpack.unpackb(tags)]
         assert put(replayed, meta.partition_id, meta.keys, tags=unpacked, now=at) == n
     keys = [f"k{i}" for i in range(5)]
-    assert replayed.merged_tags("train", keys) == service.store.merged_tags("train", keys)
+    assert tags_of(replayed, "train", keys) == tags_of(service.store, "train", keys)
     assert replayed.counts() == service.store.counts()
     journal.close()
 
@@ -284,3 +286,35 @@ def described(store: TagStore) -> dict[str, Any]:
         for name, partition in store.partitions.items()
     }  # fmt: skip
     return {"n": store.n, "attempts": sorted(store.attempts), "partitions": partitions}
+
+
+def test_a_load_in_place_of_rows_whose_end_cannot_be_written_changes_nothing(
+    plane_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with thread_plane(plane_settings) as plane, plane.connect() as client:
+        client.kv_put("new", "p", {"x": torch.arange(3)}, {"v": 1})
+        client.save_checkpoint(tmp_path / "saved")
+        client.kv_drop_partition("p")
+        for name in ("p", "q"):
+            client.kv_put("old", name, {"x": torch.arange(5)}, {"v": 2})
+        append = plane.server.tags.journal.append
+
+        def full(kind: int, n: int, at: float, body: Any) -> None:
+            if (kind, body[0]) == (j.RESTORE, "end"):
+                raise InternalError("the disk is full")
+            append(kind, n, at, body)
+
+        def in_place(core: Any, deadline: float) -> Any:
+            return load(core, tmp_path / "saved", deadline, stay=[])
+
+        monkeypatch.setattr(plane.server.tags.journal, "append", full)
+        with pytest.raises(
+            InternalError, match="disk is full; nothing was loaded, the plane is as it was"
+        ):
+            client.run(in_place)
+        assert client.kv_list("q").tags == client.kv_list("p").tags == [{"v": 2}]
+        assert client.kv_batch_get(["old"], "q").fields["x"].values().tolist() == [0, 1, 2, 3, 4]
+        monkeypatch.undo()
+        client.run(in_place)
+        assert set(client.kv_list_partitions()) == {"p"}
+        assert client.kv_list("p").keys == ["new"]

@@ -17,6 +17,7 @@ from dataplane.tags.journal import FileJournal
 from dataplane.tags.requests import MAX_OPEN, ClientRequests
 from dataplane.tags.store import TagStore
 from dataplane.wire.messages import IF_ABSENT, RETRY, PutAnswer, PutMeta
+from tests.dataplane.audit import tags_of
 
 
 def test_an_answer_is_recalled_until_its_number_is_settled() -> None:
@@ -116,7 +117,7 @@ def test_a_repeated_put_has_one_effect_and_the_first_answer(service: TagService)
     assert put_tags(service, 2, "a") == 2
     assert put_tags(service, 1, "a", flags=RETRY) == 1
     assert service.store.n == 2
-    assert service.store.merged_tags("train", ["a"]) == [{"n": 2}]
+    assert tags_of(service.store, "train", ["a"]) == [{"n": 2}]
 
 
 def test_a_repeated_put_that_must_be_the_first_is_answered_like_the_first(

@@ -278,9 +278,26 @@ def test_a_store_with_partitions_takes_nothing() -> None:
     put(store, "there", ["k"], tags=[{}])
     restoring = restoring_of(desk.store, Blocks("other"))
     with pytest.raises(InvalidRequest, match="'there'"):
-        restoring.finish(store, History())
+        restoring.check_end(store, None)
+    restoring.check_end(store, ["there"])
+    with pytest.raises(InvalidRequest, match=f"{P!r} is to stay, and was loaded"):
+        restoring.check_end(store, ["there", P])
     assert list(store.partitions) == ["there"]
     assert store.epoch == 1
+
+
+def test_a_group_that_stays_keeps_its_attempt_s_number_to_itself() -> None:
+    saved, other = Desk(), Desk()
+    saved.begin("u", 1)
+    restoring = restoring_of(saved.store, Blocks("other"))
+    other.begin("w", 1)
+    assert list(saved.store.attempts) == list(other.store.attempts)
+    renamed = other.store.partitions.pop(P)
+    renamed.partition_id = "stays"
+    other.store.partitions["stays"] = renamed
+    with pytest.raises(InvalidRequest, match=r"groups 'w' .* numbers of others that were loaded"):
+        restoring.check_end(other.store, ["stays"])
+    restoring.check_end(other.store, [])
 
 
 def test_what_is_remembered_of_an_earlier_partition_touches_no_row_of_the_restored_one() -> None:

@@ -41,6 +41,7 @@ from tests.dataplane.audit import (
     live_cells,
     put,
     rows_of,
+    tags_of,
 )
 from tests.dataplane.interleaving import Interleaving, clear_where
 
@@ -489,7 +490,7 @@ def test_tags_merge_and_fields_of_a_put_without_tags_keep_them() -> None:
     assert row.tags == {"status": "done", "n": 1}
     assert set(live_cells(row)) == {"x"}
     assert row.revision == 3
-    assert store.merged_tags(P, ["a", "zzz"]) == [{"status": "done", "n": 1}, {}]
+    assert tags_of(store, P, ["a", "zzz"]) == [{"status": "done", "n": 1}, {}]
 
 
 def test_the_tags_of_a_put_are_not_changed_by_a_later_merge() -> None:

@@ -1,7 +1,7 @@
 """The low-level client for coroutines, and what it has in common with the blocking one.
 
-Owns the checks of arguments and what comes of answers. Each method is a verb of batches.py, or a
-question to the controller.
+Owns the checks of arguments and what comes of answers. Each method is a verb of metas.py or
+row_values.py, or a question to the controller.
 """
 
 from __future__ import annotations
@@ -9,22 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dataplane.client.core import Core
 from dataplane.client.effects import Verb
 from dataplane.client.groups import GRACE_S
 from dataplane.client.partitions import list_partitions
-from dataplane.config import Config
 from dataplane.errors import InvalidRequest
 
 from . import checkpoint
 from .control.answers import Status, all_set, as_status
 from .control.asking import Controller
 from .errors import unsupported
-from .link import Link
+from .link import Link, settings_in
 from .names import HIDDEN, refuse_partition
-from .verbs import batches, row_values, rows
+from .verbs import metas, row_values, rows
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from .metadata import BatchMeta
 
 log = logging.getLogger("transfer_queue.client")
-
-Parser = Callable[[Any], Any] | None
 
 # What TransferQueue calls its managers of storage, and its backends.
 _MANAGERS = ("SimpleStorage", "AsyncSimpleStorageManager")
@@ -62,8 +59,7 @@ class AsyncTransferQueueClient:
         self.client_id = client_id
         self._owns_link = link is None
         if link is None:
-            settings = cast("Mapping[str, Any]", info.get("config") or {})
-            link = Link.at(info, Config(**{str(name): settings[name] for name in settings}))
+            link = Link.at(info, settings_in(info))
         self._link = link
         self._controller = Controller()
 
@@ -117,7 +113,7 @@ class AsyncTransferQueueClient:
         data: TensorDict,
         metadata: BatchMeta | None = None,
         partition_id: str | None = None,
-        data_parser: Parser = None,
+        data_parser: rows.Parser = None,
     ) -> BatchMeta:
         """See `TransferQueueClient.put`."""
         return await self._link.run_async(self._put(data, metadata, partition_id, data_parser))
@@ -244,7 +240,7 @@ class AsyncTransferQueueClient:
     ) -> Any:
         refuse_partition(partition_id)
         return self._of(
-            batches.get_meta,
+            metas.get_meta,
             fields=list(rows.one_or_many(data_fields)),
             count=batch_size,
             partition_id=partition_id,
@@ -258,13 +254,9 @@ class AsyncTransferQueueClient:
         data: TensorDict,
         metadata: BatchMeta | None,
         partition_id: str | None,
-        data_parser: Parser,
+        data_parser: rows.Parser,
     ) -> Any:
-        if data_parser is not None:
-            raise InvalidRequest(
-                "data_parser ships code that a server would run, which this plane never does: "
-                "call the parser yourself and put what it returns"
-            )
+        rows.refuse_parser(data_parser)
         refuse_partition(partition_id)
         return self._of(row_values.put, data=data, meta=metadata, partition_id=partition_id)
 
@@ -272,7 +264,7 @@ class AsyncTransferQueueClient:
         refuse_partition(partition_id)
         keys = rows.one_or_many(keys)
         return self._of(
-            batches.meta_of_keys,
+            metas.meta_of_keys,
             keys=rows.new_keys(keys, partition_id) if create else rows.checked_keys(keys),
             partition_id=partition_id,
             create=bool(create),

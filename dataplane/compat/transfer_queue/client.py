@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import checkpoint
-from .async_client import AsyncTransferQueueClient, Parser, partition_names, warn_of_nothing
+from .async_client import AsyncTransferQueueClient, partition_names, warn_of_nothing
 from .control.answers import Status, all_set, as_status
-from .verbs import row_values
+from .verbs import row_values, rows
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -60,7 +60,7 @@ class TransferQueueClient(AsyncTransferQueueClient):
         data: TensorDict,
         metadata: BatchMeta | None = None,
         partition_id: str | None = None,
-        data_parser: Parser = None,
+        data_parser: rows.Parser = None,
     ) -> BatchMeta:
         """Write values to a batch's rows, or without one to new rows of a partition; the batch,
         which has the fields now. Rows of one partition are written all or none, and with them the

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dataplane.compat import folder, with_path
 from dataplane.config import Config
-from dataplane.errors import DataplaneError, DeadlineExceeded, PlaneLost
+from dataplane.errors import DataplaneError, DeadlineExceeded, InvalidRequest, PlaneLost
+from dataplane.session import settings_of
 
 from .errors import unsupported
 from .link import Link
@@ -44,7 +45,8 @@ def start_or_join(conf: Any) -> Joined:
     ray = _ray()
     if not ray.is_initialized():
         ray.init(ignore_reinit_error=True)
-    deadline = time.monotonic() + Config().start_timeout_s * 2
+    wait_s = 2 * Config().start_timeout_s  # the plane's start, then the controller's
+    deadline = time.monotonic() + wait_s
     while True:
         controller = _actor()
         try:
@@ -57,7 +59,7 @@ def start_or_join(conf: Any) -> Joined:
             raise DeadlineExceeded(
                 "the TransferQueueController of this cluster is there and its plane is not: "
                 "close() it where it was made, or ray.kill the actor",
-                waited_s=Config().start_timeout_s * 2,
+                waited_s=wait_s,
             )
         time.sleep(PAUSE_S)
 
@@ -114,7 +116,7 @@ def _start(conf: Any, deadline: float) -> Joined | None:
 
     settings = merged(conf)
     sampler = sampler_of(settings.controller.sampler)
-    plane = Config(**_plane_settings(settings))
+    plane = plane_settings(settings)
     name = f"transfer_queue-{secrets.token_hex(4)}"
     from dataplane.host import ray as host
 
@@ -163,7 +165,7 @@ def _join(controller: Any, deadline: float) -> Joined | None:
     if settings is None:
         return None
     info = settings.controller.zmq_info
-    link = Link.join(info.plane, Config(**_plane_settings(settings)))
+    link = Link.join(info.plane, plane_settings(settings))
     try:
         link.sync.attach()
     except BaseException:
@@ -218,11 +220,12 @@ def merged(conf: Any) -> Any:
     return settings
 
 
-def _plane_settings(settings: Any) -> dict[str, Any]:
+def plane_settings(settings: Any) -> Config:
+    """The settings of the instance's plane. InvalidRequest names what is wrong with them."""
     from omegaconf import OmegaConf
 
     given = cast("dict[str, Any]", OmegaConf.to_container(settings.dataplane, resolve=True))
-    return {"linger_s": LINGER_S, **given, "host": "ray", "open_schemas": True}
+    return settings_of({"linger_s": LINGER_S, **given, "host": "ray", "open_schemas": True})
 
 
 def sampler_of(given: Any) -> Any:
@@ -233,15 +236,8 @@ def sampler_of(given: Any) -> Any:
         return given
     kind = getattr(sampler, given, None) if isinstance(given, str) else given
     if not (isinstance(kind, type) and issubclass(kind, sampler.BaseSampler)):
-        raise unsupported_sampler(given)
+        raise InvalidRequest(
+            f"Could not find sampler {given!r:.80}: name one of this package, or pass a class or "
+            "an instance of your own"
+        )
     return kind()
-
-
-def unsupported_sampler(given: object) -> Exception:
-    """The error of a sampler that is none."""
-    from dataplane.errors import InvalidRequest
-
-    return InvalidRequest(
-        f"Could not find sampler {given!r:.80}: name one of this package, or pass a class or an "
-        "instance of your own"
-    )

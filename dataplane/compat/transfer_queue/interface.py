@@ -9,7 +9,7 @@ is one text in rows.py or listing.py, run in this thread or awaited on any event
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,6 @@ _TQ_CONTROLLER: Any = None
 _created = False
 """Whether this process made the instance, which it then ends."""
 
-Parser = Callable[[Any], Any] | None
 Names = list[str] | str | None
 
 
@@ -95,7 +94,7 @@ def kv_put(
     partition_id: str,
     fields: TensorDict | dict[str, Any] | None = None,
     tag: dict[str, Any] | None = None,
-    data_parser: Parser = None,
+    data_parser: rows.Parser = None,
 ) -> KVBatchMeta:
     """Write one row's fields and tag, whole or not at all; the key's whole tag and all its fields.
 
@@ -110,7 +109,7 @@ async def async_kv_put(
     partition_id: str,
     fields: TensorDict | dict[str, Any] | None = None,
     tag: dict[str, Any] | None = None,
-    data_parser: Parser = None,
+    data_parser: rows.Parser = None,
 ) -> KVBatchMeta:
     """See `kv_put`. May be awaited on any event loop, on several of one process at once."""
     return await _link().run_async(_put_one(key, partition_id, fields, tag, data_parser))
@@ -121,7 +120,7 @@ def kv_batch_put(
     partition_id: str,
     fields: TensorDict | None = None,
     tags: list[dict[str, Any]] | None = None,
-    data_parser: Parser = None,
+    data_parser: rows.Parser = None,
 ) -> KVBatchMeta:
     """Write many rows at once, all or none. `fields` is a TensorDict of batch size [B], `tags` one
     dict per key. The batch that comes back has whole tags, and the fields that all keys have now.
@@ -139,7 +138,7 @@ async def async_kv_batch_put(
     partition_id: str,
     fields: TensorDict | None = None,
     tags: list[dict[str, Any]] | None = None,
-    data_parser: Parser = None,
+    data_parser: rows.Parser = None,
 ) -> KVBatchMeta:
     """See `kv_batch_put`."""
     return await _link().run_async(_put_many(keys, partition_id, fields, tags, data_parser))
@@ -249,9 +248,9 @@ def _link() -> Link:
 
 
 def _put_one(
-    key: Any, partition_id: str, fields: Any, tag: dict[str, Any] | None, data_parser: Parser
+    key: Any, partition_id: str, fields: Any, tag: dict[str, Any] | None, data_parser: rows.Parser
 ) -> Any:
-    _refuse(data_parser)
+    rows.refuse_parser(data_parser)
     if fields is None and tag is None:
         raise InvalidRequest("a put brings fields, a tag or both")
     rows.new_keys([key], partition_id)
@@ -264,8 +263,10 @@ def _put_one(
     )
 
 
-def _put_many(keys: Any, partition_id: str, fields: Any, tags: Any, data_parser: Parser) -> Any:
-    _refuse(data_parser)
+def _put_many(
+    keys: Any, partition_id: str, fields: Any, tags: Any, data_parser: rows.Parser
+) -> Any:
+    rows.refuse_parser(data_parser)
     if fields is None and tags is None:
         raise InvalidRequest("a put brings fields, tags or both")
     keys = rows.new_keys(keys, partition_id)
@@ -306,11 +307,3 @@ def _clear(keys: Any, partition_id: str) -> Any:
     return partial(
         rows.clear, keys=rows.checked_keys(rows.one_or_many(keys)), partition_id=partition_id
     )
-
-
-def _refuse(data_parser: Parser) -> None:
-    if data_parser is not None:
-        raise InvalidRequest(
-            "data_parser ships code that a server would run, which this plane never does: call "
-            "the parser yourself and put what it returns"
-        )

@@ -12,12 +12,15 @@ from dataplane.client.effects import Verb
 from dataplane.client.sync import Client
 from dataplane.config import Config
 
-from .names import HIDDEN, KEYLESS, RESERVED_TAG
 from .verbs.listing import Listings
 
-__all__ = ["HIDDEN", "KEYLESS", "RESERVED_TAG", "Link"]
-
 Result = TypeVar("Result")
+
+
+def settings_in(info: Mapping[str, Any]) -> Config:
+    """The settings of the plane that `zmq_info` describes."""
+    given: Any = info.get("config") or {}
+    return session.settings_of({str(name): given[name] for name in given})
 
 
 class Link:

@@ -19,7 +19,6 @@ FAILED = Outcome("failed", "AssertionError: no")
 @pytest.mark.ray
 @pytest.mark.transferqueue
 def test_the_adapters_calls_are_answered(ray_cluster: list[str], runtime_dir: Path) -> None:
-    pytest.importorskip("omegaconf")
     wrong = run_sequences(_variables(runtime_dir))
     assert len(wrong) == 12
     assert not any(wrong.values()), "\n".join(filter(None, wrong.values()))

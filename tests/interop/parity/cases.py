@@ -13,7 +13,7 @@ from typing import Any
 
 MODULES = (
     "checkpoints", "tags", "fields", "shapes", "errors", "kv_batch_meta", "batch_meta", "client",
-    "samplers", "streaming", "vectors", "closed",
+    "claims", "keys", "samplers", "streaming", "vectors", "closed",
 )  # fmt: skip
 
 CASES: dict[str, Case] = {}

@@ -163,8 +163,9 @@ class StreamingDataset(IterableDataset[Batch]):
 
     def _settings(self) -> Config:
         """What the instance's plane was started with."""
-        given: Any = self.config["controller"]["zmq_info"]["config"]
-        return Config(**{str(name): given[name] for name in given})
+        from ..link import settings_in
+
+        return settings_in(self.config["controller"]["zmq_info"])
 
     def _next(self, number: int) -> Batch | None:
         """Batch `number` of the stream as soon as it is ready; None at the end of the partition."""

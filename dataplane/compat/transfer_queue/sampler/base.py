@@ -32,7 +32,6 @@ class BaseSampler(ABC):
         consumed. By name come `task_name`, `partition_id`, `partition` (what is known of the rows;
         `get_custom_meta(indexes)` has their tags) and all entries of the claim's `sampling_config`.
         """
-        raise NotImplementedError
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[list[int], list[int]]:
         return self.sample(*args, **kwargs)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from operator import index as as_index
 from typing import Any, cast
 
+import msgpack
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -231,8 +232,6 @@ def _keys(
 
 def _changed(meta: BatchMeta, place: int) -> dict[str, Any]:
     """The tags of a row that are others than were read."""
-    import msgpack
-
     tags = meta.custom_meta[place]
     refuse_tags([tags])
     packed = meta._custom_backend_meta[place].get(READ)  # pyright: ignore[reportPrivateUsage]

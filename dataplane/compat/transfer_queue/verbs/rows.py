@@ -8,7 +8,7 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ from .containers import batch, joined, leaf
 from .leaves import as_columns, kept
 
 Tags = dict[str, Any]
+Parser = Callable[[Any], Any] | None
 
 NOT_FOUND = "keys or partition were not found!"
 NOT_READY = "Some fields are not ready in all the requested keys!"
@@ -161,6 +162,15 @@ def clear(core: Core, deadline: float, *, keys: Sequence[str], partition_id: str
 
 
 # -- what callers gave -----------------------------------------------------------------------
+
+
+def refuse_parser(data_parser: Parser) -> None:
+    """InvalidRequest for a parser, on whatever call it comes."""
+    if data_parser is not None:
+        raise InvalidRequest(
+            "data_parser ships code that a server would run, which this plane never does: call "
+            "the parser yourself and put what it returns"
+        )
 
 
 def checked_keys(keys: object) -> list[str]:

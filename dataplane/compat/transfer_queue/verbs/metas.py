@@ -1,5 +1,5 @@
-"""Batches of rows by index, as the low-level client gets them; each verb is one text for threads
-and event loops.
+"""A `BatchMeta` from the controller: rows that a task may have, all rows, new rows, rows of keys;
+each verb is one text for threads and event loops.
 
 Owns what the controller is asked, and how its answer becomes a `BatchMeta`.
 """
