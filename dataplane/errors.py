@@ -21,6 +21,7 @@
       OutcomeUnknown                     .request_id; it may have happened
       ValueLost                          .partition_id .keys; the node that held the values died
       CheckpointDamaged                  .path .file; nothing of it was loaded
+      JournalDamaged                     .path .offset; nothing of it is used
       InternalError                      our bug
 
 The same class with the same attributes is raised on both sides of a connection:
@@ -196,6 +197,15 @@ class CheckpointDamaged(DataplaneError):
     path: str
     file: str
     """The name of the file within the checkpoint."""
+
+
+class JournalDamaged(DataplaneError):
+    """A journal is not what was written, and not only at its end. Nothing of it is used."""
+
+    attributes = ("path", "offset")
+    path: str
+    offset: int
+    """Where in the file what is wrong begins."""
 
 
 class InternalError(DataplaneError):

@@ -30,6 +30,7 @@ from dataplane.tags.claims.wants import Want, check_number, check_numbers
 from dataplane.tags.explain.wording import many
 from dataplane.tags.keys import check_keys, check_name
 from dataplane.tags.partition import Partition
+from dataplane.tags.requests import COMMIT, RELEASE
 from dataplane.types import FieldSchema
 from dataplane.wire.frames import Body
 from dataplane.wire.messages import check_wait
@@ -42,8 +43,6 @@ log = logging.getLogger("dataplane.tags")
 TICK_S = 0.05
 """Time between two looks at the leases of clients that are away."""
 
-COMMIT, RELEASE = "claim_commit", "claim_release"
-
 
 class Ledger:
     """Writes down what claims are about to do, and tells them what they need to know for it."""
@@ -51,6 +50,7 @@ class Ledger:
     def __init__(self, service: TagService) -> None:
         self._service = service
         self._last_id = 0
+        self._asked: tuple[str, int, int] | None = None
         self.clock = LeaseClock()
 
     @property
@@ -77,10 +77,25 @@ class Ledger:
         self._append(j.CLAIM, body)
 
     def committed(self, body: Any) -> None:
-        self._append(j.COMMIT, body)
+        self._append(j.COMMIT, (*body, *self._take_asked()))
 
     def released(self, body: Any) -> None:
-        self._append(j.RELEASE, body)
+        self._append(j.RELEASE, (*body, *self._take_asked()))
+
+    def left(self, body: Any) -> None:
+        self._append(j.LEAVE, body)
+
+    def asked(self, client_id: str, number: int, settled: int) -> None:
+        """What is written down next is what this request asks for."""
+        self._asked = client_id, number, settled
+
+    def _take_asked(self) -> tuple[str, int, int] | tuple[()]:
+        asked, self._asked = self._asked, None
+        return asked or ()
+
+    def wrote(self) -> bool:
+        """Whether anything was written down since `asked`; if not, it will not be as asked for."""
+        return not self._take_asked()
 
     def _append(self, kind: int, body: Any) -> None:
         self._service.journal.append(kind, self._service.store.n, self._service.clock(), body)
@@ -309,9 +324,17 @@ class Claiming:
             check_keys(keys)
             partition = self._store.partition(partition_id)
             end = partition.claims.commit if verb == COMMIT else partition.claims.release
-            n = end(partition, task, claim_id, keys, self._ledger)
+            self._ledger.asked(client_id, request, settled)
+            try:
+                n = end(partition, task, claim_id, keys, self._ledger)
+            finally:
+                wrote = self._ledger.wrote()
             answered = (self._store.epoch, n)
-            self._service.repeats.remember(client_id, request, verb, answered)
+            repeats = self._service.repeats
+            if wrote:
+                repeats.remember(client_id, request, verb, answered)
+            else:  # it had ended just so before
+                repeats.keep(client_id, request, settled, verb, answered)
             self._serve(partition)
         connection.reply(number, answered)
 

@@ -144,3 +144,5 @@ class Freeing:
                     del blocks[:told]
         finally:
             del self._telling[store_id]
+            if self.stores.get(store_id) is not values:
+                self.run()  # it registered anew meanwhile, and was not told then

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import msgpack
-
 from dataplane.errors import (
     InvalidRequest,
     PartitionNotFound,
@@ -24,17 +22,15 @@ from dataplane.tags import journal as j
 from dataplane.tags.accounts import Account
 from dataplane.tags.groups import RUNNING, Group, check_begin
 from dataplane.tags.keys import check_keys, check_name
-from dataplane.tags.partition import Found, PutRows
+from dataplane.tags.prompts import begin_group, put_of_begin, put_of_end
 from dataplane.tags.quota import Shortage, shortage_of_group
-from dataplane.types import Tags
+from dataplane.tags.requests import BEGIN_GROUP as BEGIN
+from dataplane.tags.requests import END_GROUP as END
 from dataplane.wire.frames import Body
 from dataplane.wire.messages import check_wait, is_attempt, with_fullest
 
 if TYPE_CHECKING:
     from dataplane.server.tag_service import TagService
-
-BEGIN = "begin_group"
-END = "end_group"
 
 
 class _Wish(NamedTuple):
@@ -114,7 +110,7 @@ class Grouping:
                     return answered
                 if self._lacks(wish) is None:
                     break
-            group = self._apply(wish, kept)
+            group = self._apply(wish, kept, settled)
         except BaseException:
             self._give_back(wish, kept)
             raise
@@ -226,27 +222,19 @@ class Grouping:
             return wish.declared, wish.n
         return max(0, wish.declared - older.total_bytes), max(0, wish.n - older.total_rows)
 
-    def _apply(self, wish: _Wish, kept: Kept | None) -> Group:
+    def _apply(self, wish: _Wish, kept: Kept | None, settled: int) -> Group:
         store, service = self._store, self._service
         attempt = store.n + 1
-        tags: Tags = {
-            "is_prompt": True, "status": RUNNING, "uid": wish.uid, "n": wish.n, "attempt": attempt,
-        }  # fmt: skip
-        prompt = prompt_put(wish.partition_id, wish.uid, tags, wish.client_id)
+        prompt = put_of_begin(wish.partition_id, wish.uid, wish.n, attempt, wish.client_id)
         found = store.check_put(prompt)
         now = service.clock()
         store_id = "" if kept is None else kept.values.store_id
-        change = (wish.client_id, wish.partition_id, wish.uid, wish.n, wish.declared, store_id)
-        service.journal.append(j.BEGIN, attempt, now, change)
-        partition = store.partitions.get(wish.partition_id)
-        if partition is None:
-            partition = store.make(wish.partition_id)
-        producer = partition.producer(wish.client_id)
-        group = Group(
-            wish.uid, wish.partition_id, attempt, wish.n, wish.declared, producer, at=now,
-            store=store_id,
+        change = (
+            wish.client_id, wish.partition_id, wish.uid, wish.n, wish.declared, store_id,
+            wish.request, settled,
         )  # fmt: skip
-        store.apply_begin(prompt, found, group, now)
+        service.journal.append(j.BEGIN, attempt, now, change)
+        group = begin_group(store, prompt, found, wish.n, wish.declared, now=now, kept_by=store_id)
         service.freeing.run()
         return group
 
@@ -266,11 +254,13 @@ class Grouping:
                     "the status at which a group ends is a word such as 'finished' or 'failure', "
                     f"not {status!r:.80}"
                 )
-            answered = self._apply_end(client_id, attempt, status)
+            answered = self._apply_end(client_id, attempt, status, request, settled)
             self._service.repeats.remember(client_id, request, END, answered)
         connection.reply(number, answered)
 
-    def _apply_end(self, client_id: str, attempt: int, status: str) -> tuple[int, int]:
+    def _apply_end(
+        self, client_id: str, attempt: int, status: str, request: int, settled: int
+    ) -> tuple[int, int]:
         store, service = self._store, self._service
         group = store.attempts.get(attempt)
         if group is None:
@@ -279,19 +269,10 @@ class Grouping:
                 attempt=attempt,
                 keys=[],
             )
-        partition = store.partition(group.partition_id)
-        prompt: tuple[PutRows, Found] | None = None
-        if partition.row(group.uid) is not None:  # it may have been cleared
-            put = prompt_put(group.partition_id, group.uid, {"status": status}, client_id)
-            prompt = put, store.check_put(put)
+        prompt = put_of_end(store, group, status, client_id)
         now = service.clock()
-        service.journal.append(j.END, store.n + 1, now, (client_id, attempt, status))
+        change = (client_id, attempt, status, request, settled)
+        service.journal.append(j.END, store.n + 1, now, change)
         n = store.apply_end(group, status, prompt, now, client_id)
         service.freeing.run()
         return store.epoch, n
-
-
-def prompt_put(partition_id: str, uid: str, tags: Tags, client_id: str) -> PutRows:
-    """The put of a prompt's row."""
-    size = len(msgpack.packb(tags))
-    return PutRows(partition_id, [uid], [tags], [size], None, client_id=client_id, is_prompt=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dataplane.errors import DataplaneError, QuotaExceeded, Unreachable
+from dataplane.tags import journal as j
 from dataplane.tags.groups import Group
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Keeping:
         except (DataplaneError, ConnectionError) as error:
             log.warning("room for attempt %d is kept no more: %s", group.attempt, error)
             return
-        self._is_kept(group, kept.values)
+        self.is_kept(group, kept.values)
 
     async def room_later(self, group: Group, home: str | None, deadline: float) -> None:
         """Room for a group that has begun already, when it comes free."""
@@ -89,12 +90,23 @@ class Keeping:
         except (DataplaneError, ConnectionError) as error:
             log.warning("no room is kept for attempt %d: %s", group.attempt, error)
             return
-        self._is_kept(group, values)
+        self.is_kept(group, values)
 
-    def _is_kept(self, group: Group, values: Values) -> None:
-        group.store = values.store_id
+    def is_kept(self, group: Group, values: Values, nbytes: int | None = None) -> None:
+        """A store has room for a group, for all that it declared or this much of it, and knows it
+        by its attempt."""
+        service = self._service
+        if group.store != values.store_id:
+            change = (group.partition_id, group.uid, group.attempt, values.store_id)
+            try:
+                service.journal.append(j.KEEP, service.store.n, service.clock(), change)
+            except DataplaneError as error:
+                log.warning("no room is kept for attempt %d: %s", group.attempt, error)
+                values.held([(group.attempt, 0)])
+                return
+            group.store = values.store_id
         # It may have used some of it, or ended, before the store knew whose it was.
-        group.kept_bytes = group.declared_bytes
+        group.kept_bytes = group.declared_bytes if nbytes is None else nbytes
         self._service.store.settled[group] = None
         self.tell()
 

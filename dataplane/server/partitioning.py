@@ -6,6 +6,7 @@ partition without a number; sealing a version drops those that are too many.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dataplane.codec.template import ITEM_BYTES, MAX_RANK, OBJECT
@@ -17,6 +18,8 @@ from dataplane.tags import journal as j
 from dataplane.tags.keys import check_name
 from dataplane.tags.partition import Partition
 from dataplane.tags.quota import check_fits
+from dataplane.tags.requests import CREATE, DROP, SEAL
+from dataplane.tags.rows import Row
 from dataplane.types import FieldSchema, Quota, Retention
 from dataplane.wire.frames import Body
 
@@ -27,8 +30,6 @@ OPEN = "open"
 """The schema of a partition whose fields may change."""
 MAX_FIELDS = 4096
 RELEASE_ROWS = 128
-
-CREATE, SEAL, DROP = "create_partition", "seal_partition", "drop_partition"
 
 
 class Partitioning:
@@ -61,7 +62,9 @@ class Partitioning:
                 _check_schema(there, fields, schema)
                 if limits is not None:
                     check_fits(limits, there)
-            change = ("create", partition_id, schema, quota, retention)
+            declared = schema if schema in (None, OPEN) else fields
+            asked = (connection.client_id, request, settled)
+            change = ("create", partition_id, declared, quota, retention, *asked)
             n = store.n + (there is None)
             now = self._service.clock()
             self._service.journal.append(j.PARTITION, n, now, change)
@@ -70,11 +73,12 @@ class Partitioning:
                 partition.declare(fields, opened=schema == OPEN)
             if limits is not None:
                 partition.quota = limits if limits.limits() else None
-                self._service.admission.run(partition, everyone=True)
             if keep is not None:
                 partition.retention = keep
             answered = (store.epoch, partition.revision)
             repeats.remember(connection.client_id, request, CREATE, answered)
+            if limits is not None:
+                self._service.admission.run(partition, everyone=True)
         connection.reply(number, answered)
 
     def _list(self, connection: Connection, number: int, body: Body) -> None:
@@ -94,20 +98,19 @@ class Partitioning:
         if answered is None:
             partition = self._store.partition(partition_id)
             now = self._service.clock()
-            if not partition.sealed:
-                change = ("seal", partition_id)
-                self._service.journal.append(j.PARTITION, self._store.n + 1, now, change)
-            n = self._store.apply_seal(partition, now)
-            self._service.admission.run(partition, everyone=True)
             surplus = self._surplus(partition_id)
-            for old in surplus:
-                self.drop(old)
+            change = ("seal", partition_id, surplus, connection.client_id, request, settled)
+            after = self._store.n + (not partition.sealed) + len(surplus)
+            self._service.journal.append(j.PARTITION, after, now, change)
+            n = self._store.apply_seal(partition, now)
+            self.take(surplus, now)
             answered = [(self._store.epoch, n), surplus]
             repeats.remember(connection.client_id, request, SEAL, answered)
+            self._service.admission.run(partition, everyone=True)
         connection.reply(number, answered)
 
     def _surplus(self, partition_id: str) -> list[str]:
-        """Versions that the sealing of this one leaves over."""
+        """Versions that the sealing of this one will leave over."""
         family, version = version_of(partition_id)
         settings = self._store.partitions.get(family)
         if version is None or settings is None or settings.retention is None:
@@ -115,7 +118,8 @@ class Partitioning:
         versions = sorted(
             (number, p.partition_id)
             for p in self._store.partitions.values()
-            if p.sealed and (number := _number_in(p.partition_id, family)) is not None
+            if (p.sealed or p.partition_id == partition_id)
+            and (number := _number_in(p.partition_id, family)) is not None
         )
         return [name for _, name in versions[: -settings.retention.versions]]
 
@@ -128,11 +132,16 @@ class Partitioning:
                 names = [self._store.partition(partition_id).partition_id]
             else:
                 names = self._older(partition_id, older_than)
-            for name in names:
-                self.drop(name)
+            self._write_drop(names, connection.client_id, request, settled)
             answered = [names, self._store.revision()]
             repeats.remember(connection.client_id, request, DROP, answered)
         connection.reply(number, answered)
+
+    def _write_drop(self, names: Sequence[str], client_id: str, request: int, settled: int) -> None:
+        now = self._service.clock()
+        change = ("drop", names, client_id, request, settled)
+        self._service.journal.append(j.PARTITION, self._store.n + len(names), now, change)
+        self.take(names, now)
 
     def _older(self, family: object, older_than: object) -> list[str]:
         if type(family) is not str or "@" in family:
@@ -149,18 +158,21 @@ class Partitioning:
         return sorted(p for p, n in numbers.items() if n is not None and n < older_than)
 
     def drop(self, partition_id: str) -> None:
-        """Take a partition away; its bytes are given back in the background."""
-        store, journal = self._store, self._service.journal
-        partition = store.partition(partition_id)
-        now = self._service.clock()
-        journal.append(j.PARTITION, store.n + 1, now, ("drop", partition_id))
-        self.take(partition, now)
+        """Take a partition away that nobody asked to drop."""
+        self._write_drop([self._store.partition(partition_id).partition_id], "", 0, 0)
 
-    def take(self, partition: Partition, now: float) -> None:
-        """Drop a partition whose drop stands in the journal."""
+    def take(self, names: Iterable[str], now: float) -> None:
+        """Take partitions away, which is journaled already; their bytes are given back in the
+        background."""
+        store = self._store
+        partitions = [store.partition(name) for name in names]
+        gone = [(partition, store.apply_drop(partition, now)) for partition in partitions]
+        for partition, rows in gone:  # all are gone before anybody who waits is told of one
+            self._service.dropped(partition)
+            self._release(partition, rows)
+
+    def _release(self, partition: Partition, rows: Iterator[Sequence[Row]]) -> None:
         service, store = self._service, self._store
-        rows = store.apply_drop(partition, now)
-        service.dropped(partition)
 
         async def release() -> None:
             slices = Slices(service.worst)

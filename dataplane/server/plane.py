@@ -65,7 +65,10 @@ class PlaneServer:
             history=History(self.config.history_changes, self.config.history_age_s),
             open_schemas=self.config.open_schemas,
         )
-        journal = FileJournal(self.folders.runtime / "journal", self.plane_id, store.epoch)
+        journal = FileJournal(
+            self.folders.runtime / "journal", self.plane_id, store.epoch,
+            open_schemas=self.config.open_schemas,
+        )  # fmt: skip
         self.tags = TagService(store, journal, on_destroy=self.ended.set)
         self.verbs.update(self.tags.verbs)
         self._tasks.append(asyncio.get_running_loop().create_task(self.tags.upkeep()))

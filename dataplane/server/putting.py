@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,8 +15,9 @@ from dataplane.tags.keys import check_keys, unpack_tags
 from dataplane.tags.partition import Found, Partition, PutRows
 from dataplane.tags.placement import Placement
 from dataplane.tags.quota import Shortage, shortage_of_put, takes_room
+from dataplane.tags.requests import PUT
+from dataplane.tags.resulting import resulting
 from dataplane.tags.rows import Row
-from dataplane.tags.store import TagStore
 from dataplane.types import Revision
 from dataplane.wire.frames import MAX_HEADER_BYTES, Body
 from dataplane.wire.messages import (
@@ -27,7 +28,6 @@ from dataplane.wire.messages import (
     RETURN_TAGS,
     PutAnswer,
     PutMeta,
-    tags_to_wire,
 )
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 MAX_ANSWERED_TAG_BYTES = MAX_HEADER_BYTES - (64 << 10)
 """Merged tags that go back with one put: they travel in the answer's header."""
-
-PUT = "put"
 
 
 class Putting:
@@ -75,7 +73,9 @@ class Putting:
         meta = PutMeta.unpack(packed)
         if meta.flags & RESTORE:
             placement = self.placement(store_id, block)
-            return self._service.checkpointing.restorer.put(client_id, meta, tags, placement)
+            return self._service.checkpointing.restorer.put(
+                client_id, meta, packed, tags, placement, block
+            )
         answered = self._answered(client_id, meta, block, store_id)
         if answered is not None:
             return answered
@@ -172,7 +172,7 @@ class Putting:
             raise InternalError(f"a checked put failed while it was applied: {error!r}") from error
         merged = fields = None
         if meta.flags & RETURN_TAGS:
-            merged, fields = _as_they_are_now(store, put, found)
+            merged, fields = resulting(store, put, found)
         answer = PutAnswer((store.epoch, n), merged, fields)
         place = None if block is None else (store_id, block[0])
         service.repeats.remember(put.client_id, meta.number, PUT, answer, place)
@@ -324,39 +324,3 @@ def _check_answer_fits(put: PutRows, found: Found) -> None:
             f"{MAX_ANSWERED_TAG_BYTES} are sent back: leave out return_tags and list the keys, "
             "or put fewer at a time"
         )
-
-
-def _as_they_are_now(
-    store: TagStore, put: PutRows, found: Found
-) -> tuple[list[Any] | None, list[str]]:
-    """Merged tags of the keys of a put, and the fields that all of them have. No tags where they
-    are just those that were sent: none of the keys had a row."""
-    if found.slots is None:
-        return None, sorted(put.placement.template.names) if put.placement is not None else []
-    partition = store.partition(put.partition_id)
-    at = partition.slots.at
-    rows: list[Row] = []
-    for key, slot, position in zip(put.keys, found.slots, found.positions, strict=True):
-        # A row that was there keeps its place; one that was cleared has another now.
-        row = at(position) if type(slot) is Row and position is not None else partition.row(key)
-        rows.append(cast("Row", row))
-    return tags_to_wire([row.tags for row in rows]), _common_fields(rows)
-
-
-def _common_fields(rows: Sequence[Row]) -> list[str]:
-    common: set[str] | None = None
-    seen: set[tuple[int, ...]] = set()
-    last: Any = None
-    for row in rows:
-        layers = row.layers
-        # Rows of one put follow each other and share a template.
-        if len(layers) == 2 and layers[0].template is last:
-            continue
-        last = layers[0].template if len(layers) == 2 else None
-        kind = tuple(id(placement.template) for placement in layers[::2])
-        if kind in seen:
-            continue
-        seen.add(kind)
-        names = {name for placement in layers[::2] for name in placement.template.names}
-        common = names if common is None else common & names
-    return sorted(common or ())

@@ -6,30 +6,21 @@ tags/requests.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dataplane.errors import InvalidRequest, OutcomeUnknown
+from dataplane.tags.requests import REFUSED, Answered
 from dataplane.tags.store import TagStore
-
-
-class Answered:
-    """What is kept of a request for its repetitions."""
-
-    __slots__ = ("answer", "block", "verb")
-
-    def __init__(self, verb: str, answer: Any, block: tuple[str, int] | None = None) -> None:
-        self.verb = verb
-        self.answer = answer
-        """The body that was answered, or a future of it while the request is under way."""
-        self.block = block
-        """The block that a put brought, by store."""
 
 
 class Repeats:
     """The answers given to numbered requests."""
 
-    def __init__(self, store: TagStore) -> None:
+    def __init__(self, store: TagStore, write: Callable[[Any], None]) -> None:
         self._store = store
+        self._write = write
+        """Journals an answer with which nothing else changed."""
 
     def answered(self, client_id: str, number: object, settled: object, verb: str) -> Any | None:
         """What this request was answered before, if it was; what is settled is forgotten first.
@@ -73,6 +64,11 @@ class Repeats:
         """Keep the answer of a request whose number was new."""
         self._store.client(client_id).remember(number, Answered(verb, answer, block))
 
+    def keep(self, client_id: str, number: int, settled: int, verb: str, answer: Any) -> None:
+        """Keep the answer of a request that changed nothing, and of which no journal speaks yet."""
+        self._write((client_id, number, settled, verb, answer))
+        self.remember(client_id, number, verb, answer)
+
     def forget(self, client_id: str, number: int) -> None:
         """The request had no effect after all."""
         self._store.client(client_id).answers.pop(number, None)
@@ -91,10 +87,6 @@ class Repeats:
         # Refused like a request itself where no further answer can be kept.
         found: Answered | None = requests.recall(number, request_id)
         if found is None:
-            requests.remember(number, Answered(REFUSED, None))
+            self.keep(client_id, number, 0, REFUSED, None)
             return [None, None]
         return [None, None] if found.verb == REFUSED else [found.verb, found.answer]
-
-
-REFUSED = "question about its outcome"
-"""Stands for the verb of a number that was asked about before any request with it came."""

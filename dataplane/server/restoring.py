@@ -22,25 +22,25 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from dataplane.codec.template import ITEM_BYTES, MAX_RANK
 from dataplane.errors import DataplaneError, InvalidRequest
 from dataplane.server.connection import Connection, Verb
 from dataplane.tags import journal as j
 from dataplane.tags.history import History
-from dataplane.tags.keys import check_keys, unpack_tags
 from dataplane.tags.placement import Placement
-from dataplane.tags.restoring import Restoring, SavedGroup, SavedRows
-from dataplane.types import FieldSchema, Quota, Retention
+from dataplane.tags.requests import RESTORED
+from dataplane.tags.restoring import (
+    Restoring,
+    SavedGroup,
+    SavedRows,
+    packed_ints,
+    saved_schema,
+)
+from dataplane.types import Quota, Retention
 from dataplane.wire.frames import Body
 from dataplane.wire.messages import PutAnswer, PutMeta, check_wait
 
 if TYPE_CHECKING:
     from dataplane.server.tag_service import TagService
-
-RESTORED = "restored block"
-"""The verb under which the answers to puts of a load are remembered."""
 
 
 class Restorer:
@@ -90,7 +90,7 @@ class Restorer:
                 f"the plane has partitions already ({', '.join(map(repr, self._store.partitions))}"
                 "): a checkpoint is loaded into an empty plane; drop them, or start another plane"
             )
-        self._write_down(("begin", restore_id, epoch, n))
+        self._write_down(("begin", restore_id, connection.client_id, epoch, n))
         self._restoring = Restoring(epoch, n)
         self._stay = stay
         self._id, self.client_id = restore_id, connection.client_id
@@ -120,7 +120,7 @@ class Restorer:
         restoring = self._of(connection.client_id, restore_id)
         if type(partition_id) is not str or type(open_schema) is not bool:
             raise InvalidRequest("a partition is restored by name, with or without an open schema")
-        fields = {name: _field(name, parts) for name, parts in _map(schema).items()}
+        fields = saved_schema(schema)
         saved = [SavedGroup.checked(parts) for parts in groups]
         self._write_down(("partition", restore_id, partition_id, schema, open_schema, groups))
         restoring.begin(partition_id, fields, open_schema=open_schema)
@@ -130,19 +130,20 @@ class Restorer:
     def _rows(self, connection: Connection, number: int, body: Body) -> None:
         restore_id, partition_id, first, keys, tags, *numbers, producers, codes, tasks = body
         restoring = self._of(connection.client_id, restore_id)
-        keys = check_keys(keys)
-        unpacked, sizes = unpack_tags(tags, keys)
-        revisions, cleared_at, attempts = (_ints(part, len(keys)) for part in numbers)
-        producers = [producers[code] for code in np.frombuffer(codes, np.int32).tolist()]
-        if len(producers) != len(keys) or not set(map(type, producers)) <= {str}:
-            raise InvalidRequest("every row has the id of its producer")
-        did = {task: _ints(part, len(keys), np.int32) for task, part in _map(tasks).items()}
-        rows = SavedRows(keys, unpacked, sizes, revisions, cleared_at, attempts, producers, did)
+        rows = SavedRows.unpacked(keys, tags, numbers, producers, codes, tasks)
         self._write_down(("rows", *body))
         restoring.add_rows(partition_id, first, rows)
         connection.reply(number, None)
 
-    def put(self, client_id: str, meta: PutMeta, rows: object, placement: Placement) -> PutAnswer:
+    def put(
+        self,
+        client_id: str,
+        meta: PutMeta,
+        packed: object,
+        rows: object,
+        placement: Placement,
+        block: Body,
+    ) -> PutAnswer:
         """A block for rows that were restored; `rows` are their numbers."""
         repeats = self._service.repeats
         found = repeats.find(client_id, meta.number, meta.settled, RESTORED)
@@ -153,7 +154,8 @@ class Restorer:
                 self._service.freeing.drop(*place)
             return found.answer
         restoring = self._of(client_id)
-        positions = _ints(rows, placement.rows)
+        positions = packed_ints(rows, placement.rows)
+        self._write_down(("block", client_id, packed, rows, placement.store, block))
         restoring.add_block(meta.partition_id, positions, placement)
         answer = PutAnswer(self._store.revision(), None, None)
         repeats.remember(client_id, meta.number, RESTORED, answer, place)
@@ -180,12 +182,13 @@ class Restorer:
         store = self._store
         stay = self._stay
         restoring.check_end(store, stay)
-        gone = [] if stay is None else sorted(store.partitions.keys() - set(stay))
+        dropped = [] if stay is None else sorted(store.partitions.keys() - set(stay))
+        now = self._service.clock()
+        n = restoring.n_after(store.n + len(dropped))
         # In one record: all of it is written, or nothing happens. No request is served between here
         # and the end, so nobody sees a plane without those that are gone.
-        self._write_down(("end", restore_id, gone))
-        for partition_id in gone:
-            self._service.partitioning.take(store.partition(partition_id), self._service.clock())
+        self._service.journal.append(j.RESTORE, n, now, ("end", restore_id, dropped))
+        self._service.partitioning.take(dropped, now)
         before = store.history
         restoring.finish(store, History(before.max_changes, before.max_age_s))
         self._forget()
@@ -209,9 +212,7 @@ class Restorer:
                     await values.hold(group.attempt, nbytes, 0.0)
                 except (DataplaneError, ConnectionError):
                     continue
-                group.store, group.kept_bytes = values.store_id, nbytes
-                if not group.open:  # it ended meanwhile
-                    values.held([(group.attempt, 0)])
+                self._service.grouping.keeping.is_kept(group, values, nbytes)
                 break
 
     def _abort(self, connection: Connection, number: int, body: Body) -> None:
@@ -236,33 +237,3 @@ class Restorer:
             self._timer.cancel()
         self._restoring = self._timer = None
         self._id = self.client_id = ""
-
-
-def _map(value: object) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise InvalidRequest(f"a map is wanted, not {value!r:.80}")
-    return cast("dict[str, Any]", value)
-
-
-def _field(name: object, parts: Any) -> FieldSchema:
-    """What a partition had fixed for a field."""
-    dtype, rank, ragged_dim = parts
-    if (
-        type(name) is not str
-        or dtype not in ITEM_BYTES
-        or type(rank) is not int
-        or not 0 <= rank <= MAX_RANK
-        or (
-            ragged_dim is not None
-            and (type(ragged_dim) is not int or ragged_dim not in range(rank))
-        )
-    ):
-        raise InvalidRequest(f"field {name!r:.80} cannot be {list(parts)!r:.80}")
-    return FieldSchema(dtype, rank, ragged_dim)
-
-
-def _ints(packed: object, count: int, kind: type[np.integer[Any]] = np.int64) -> list[int]:
-    """So many packed integers."""
-    if type(packed) is not bytes or len(packed) != np.dtype(kind).itemsize * count:
-        raise InvalidRequest(f"{count} packed integers are wanted")
-    return np.frombuffer(packed, kind).tolist()

@@ -10,9 +10,11 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
-from dataplane.errors import InternalError, InvalidRequest, PartitionNotFound
+from dataplane.errors import DataplaneError, InternalError, InvalidRequest, PartitionNotFound
 from dataplane.server.admission import Admission
 from dataplane.server.births import Births
 from dataplane.server.checkpointing import Checkpointing
@@ -34,12 +36,11 @@ from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
 from dataplane.tags.query import Predicate, compile_where
 from dataplane.tags.quota import oldest_unconsumed
+from dataplane.tags.requests import CLEAR
 from dataplane.tags.resolve import resolve
 from dataplane.tags.store import Doomed, TagStore
 from dataplane.wire.frames import Body
 from dataplane.wire.messages import COMMON
-
-CLEAR = "clear"
 
 MAX_LABELS = 50_000
 """Clients whose whereabouts are remembered; the design is for 10,000 at a time."""
@@ -58,7 +59,7 @@ class TagService:
         self.journal = journal
         self.clock = clock
         self.freeing = Freeing(store)
-        self.repeats = Repeats(store)
+        self.repeats = Repeats(store, partial(self._write, j.ANSWER))
         self.admission = Admission(store)
         self.births = Births(store)
         self.worst = WorstSlice()
@@ -102,6 +103,10 @@ class TagService:
             self.verbs.update(part.verbs)
 
     # -- changes -----------------------------------------------------------------------------
+
+    def _write(self, kind: int, body: Any) -> None:
+        """Journal what is no change of the store, and so makes no revision."""
+        self.journal.append(kind, self.store.n, self.clock(), body)
 
     def _note_changed(self, partition: Partition) -> None:
         # Most changes concern nobody, and then cost nothing more than this look.
@@ -160,7 +165,7 @@ class TagService:
         only_stores(connection)
         (address,) = body
         store_id = connection.client_id
-        self.journal.append(j.STORE, self.store.n, self.clock(), (store_id, address))
+        self._write(j.STORE, (store_id, address))
         self.register(RemoteValues(store_id, address, connection))
         connection.reply(number, None)
 
@@ -271,7 +276,7 @@ class TagService:
             done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self.repeats.remember(client_id, request, CLEAR, done)
             work = self._clear_where(
-                connection, number, partition, predicate, where, retire, request, done
+                connection, number, partition, predicate, where, retire, request, settled, done
             )
             connection.outlive(CLEAR, number, work)
             return
@@ -279,12 +284,15 @@ class TagService:
         removed = 0
         if self.store.would_clear(partition, names, retire=retire):
             now = self.clock()
-            change = (client_id, partition_id, names, None, retire)
+            change = (client_id, partition_id, names, None, retire, request, settled)
             self.journal.append(j.CLEAR, self.store.n + 1, now, change)
             removed = self.store.apply_clear(partition_id, names, now, by=client_id, retire=retire)
             self.freeing.run()
+            remember = self.repeats.remember
+        else:
+            remember = partial(self.repeats.keep, settled=settled)
         answer = [removed, (self.store.epoch, partition.revision)]
-        self.repeats.remember(client_id, request, CLEAR, answer)
+        remember(client_id, request, verb=CLEAR, answer=answer)
         connection.reply(number, answer)
 
     async def _clear_where(
@@ -296,6 +304,7 @@ class TagService:
         where: Body,
         retire: bool,
         request: int,
+        settled: int,
         done: asyncio.Future[Any],
     ) -> None:
         store, client_id = self.store, connection.client_id
@@ -310,13 +319,18 @@ class TagService:
                     partition_id=partition.partition_id,
                 )
             now = self.clock()
-            change = (client_id, partition.partition_id, None, where, retire)
+            asked = (request, settled)
+            change = (client_id, partition.partition_id, None, where, retire, *asked)
             self.journal.append(j.CLEAR, store.n + 1, now, change)
             store.apply_scanned_clear(partition, found, now, by=client_id, retire=retire)
             n = store.n
 
         try:
             removed = await clear_where(store, partition, predicate, commit, self.worst)
+            # While it was carried out others may have changed the partition again.
+            answer = [removed, (store.epoch, partition.revision if n is None else n)]
+            if n is None:
+                self.repeats.keep(client_id, request, settled, CLEAR, answer)
         except BaseException:
             self.repeats.forget(client_id, request)
             done.cancel()
@@ -324,8 +338,6 @@ class TagService:
         finally:
             self.freeing.run()
             self.admission.run(partition)
-        # While it was carried out others may have changed the partition again.
-        answer = [removed, (store.epoch, partition.revision if n is None else n)]
         self.repeats.remember(client_id, request, CLEAR, answer)
         done.set_result(answer)
         connection.reply(number, answer)
@@ -407,8 +419,14 @@ class TagService:
             await asyncio.sleep(1.0)
             now = self.clock()
             self.store.upkeep(now)
-            for client_id, since in list(self._gone_since.items()):
-                if now - since > self.store.history.max_age_s:
-                    del self._gone_since[client_id]
-                    # What it repeats after that long may have happened: `OutcomeUnknown`.
-                    self.store.client(client_id).forget()
+            with suppress(DataplaneError):  # the journal takes no more: who changes things is told
+                self.forget_gone(now)
+
+    def forget_gone(self, now: float) -> None:
+        """Forget the answers of clients that are long gone."""
+        for client_id, since in list(self._gone_since.items()):
+            if now - since > self.store.history.max_age_s:
+                self._write(j.FORGET, (client_id,))
+                del self._gone_since[client_id]
+                # What it repeats after that long may have happened: `OutcomeUnknown`.
+                self.store.client(client_id).forget()

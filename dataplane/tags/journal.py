@@ -1,40 +1,31 @@
 """The journal: every change of the tag store, appended before it is acknowledged.
 
-A file of records behind a header: bytes u32, crc32 u32, then a msgpack record. A change that could
-not be written whole was not made: the file is cut back to the last whole record, and the store
-takes no further change until a restart.
+Owns the file. A change that could not be written whole was not made: the file is cut back to the
+last whole record, and the store takes no further change until a restart. What records say, and how
+they are found again, is for records.py; what comes of them for replay/replay.py.
 
-Replay of a journal at start, and snapshots that bound it, are not part of this version.
+Starting on a journal that is there, and snapshots that bound it, are not part of this version.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
-import zlib
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgpack
 
 from dataplane.errors import InternalError
+from dataplane.tags import records
+from dataplane.tags.records import Head, Records, framed, head_bytes
 
-MAGIC = b"DPJRNL\0"
-VERSION = 1
-_RECORD = struct.Struct("<II")
-
-PUT = 1
-CLEAR = 2
-REPACK = 3
-STORE = 5
-CLAIM = 6
-COMMIT = 7
-RELEASE = 8
-BEGIN = 9
-END = 10
-PARTITION = 11
-RESTORE = 12
+PUT, CLEAR, REPACK, STORE = records.PUT, records.CLEAR, records.REPACK, records.STORE
+CLAIM, COMMIT, RELEASE, LEAVE = records.CLAIM, records.COMMIT, records.RELEASE, records.LEAVE
+BEGIN, END, KEEP = records.BEGIN, records.END, records.KEEP
+PARTITION, RESTORE = records.PARTITION, records.RESTORE
+ANSWER, FORGET, START = records.ANSWER, records.FORGET, records.START
 
 
 class Journal(Protocol):
@@ -50,11 +41,12 @@ class Journal(Protocol):
 class FileJournal:
     """A journal in one file. Survives the death of the process, not of the machine: no fsync."""
 
-    def __init__(self, path: Path, plane_id: str, epoch: int) -> None:
+    def __init__(
+        self, path: Path, plane_id: str, epoch: int, *, open_schemas: bool = False
+    ) -> None:
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        head = msgpack.packb({"plane_id": plane_id, "epoch": epoch})
-        start = MAGIC + bytes([VERSION]) + _RECORD.pack(len(head), zlib.crc32(head)) + head
+        start = head_bytes(Head(plane_id, epoch, open_schemas))
         if os.write(self._fd, start) < len(start):
             raise InternalError(f"the journal {path} could not be begun: the disk is full")
         self._end = len(start)
@@ -69,8 +61,13 @@ class FileJournal:
     def append(self, kind: int, n: int, at: float, body: Any) -> None:
         if self._broken is not None:
             raise InternalError(f"the journal {self.path} takes no more changes: {self._broken}")
-        record: bytes = self._pack((kind, n, at, body))
-        data = _RECORD.pack(len(record), zlib.crc32(record)) + record
+        record: bytes = self._pack((kind, n, float(at), body))
+        if len(record) > records.MAX_RECORD_BYTES:
+            raise InternalError(
+                f"the change was not made: it would be a record of {len(record)} bytes, and at "
+                f"most {records.MAX_RECORD_BYTES} are read back; ask for less at a time"
+            )
+        data = framed(record)
         try:
             written = os.write(self._fd, data)
             reason = "the disk took only part of a record" if written < len(data) else None
@@ -87,3 +84,10 @@ class FileJournal:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Generator[Records]:
+    """The records of a journal, whose file is open meanwhile and left as it is."""
+    with path.open("rb", buffering=1 << 20) as file:
+        yield Records(file, str(path))

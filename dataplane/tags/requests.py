@@ -13,6 +13,28 @@ from dataplane.errors import InvalidRequest, OutcomeUnknown
 MAX_OPEN = 65_536
 """Answers kept for one client at most; a client settles its numbers long before."""
 
+PUT, CLEAR = "put", "clear"
+BEGIN_GROUP, END_GROUP = "begin_group", "end_group"
+CREATE, SEAL, DROP = "create_partition", "seal_partition", "drop_partition"
+COMMIT, RELEASE = "claim_commit", "claim_release"
+RESTORED = "restored block"
+"""Stands for the verb of a put of a load."""
+REFUSED = "question about its outcome"
+"""Stands for the verb of a number that was asked about before any request with it came."""
+
+
+class Answered:
+    """What is kept of a request for its repetitions."""
+
+    __slots__ = ("answer", "block", "verb")
+
+    def __init__(self, verb: str, answer: Any, block: tuple[str, int] | None = None) -> None:
+        self.verb = verb
+        self.answer = answer
+        """The body that was answered, or a future of it while the request is under way."""
+        self.block = block
+        """The block that a put brought, by store."""
+
 
 class ClientRequests:
     """The unsettled answers of one client."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+import numpy as np
+
+from dataplane.codec.template import ITEM_BYTES, MAX_RANK
 from dataplane.errors import InvalidRequest, quote
 from dataplane.tags.accounts import Account, Producer
 from dataplane.tags.groups import Group
 from dataplane.tags.history import History
-from dataplane.tags.keys import check_name
+from dataplane.tags.keys import check_keys, check_name, unpack_tags
 from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import CHUNK_ROWS, SHARDS, Row
@@ -76,6 +79,27 @@ class SavedRows(NamedTuple):
     producers: list[str]
     tasks: Mapping[str, Sequence[int]]
     """What each task did with each row; see saved_tasks.py."""
+
+    @classmethod
+    def unpacked(
+        cls,
+        keys: Any,
+        tags: Any,
+        numbers: Sequence[object],
+        names: Any,
+        codes: Any,
+        tasks: object,
+    ) -> SavedRows:
+        """What travelled: `numbers` are packed revisions, clears and attempts, `codes` say which of
+        the names each row's producer has. InvalidRequest if these are no such rows."""
+        keys = check_keys(keys)
+        unpacked, sizes = unpack_tags(tags, keys)
+        revisions, cleared_at, attempts = (packed_ints(part, len(keys)) for part in numbers)
+        producers = [names[code] for code in np.frombuffer(codes, np.int32).tolist()]
+        if len(producers) != len(keys) or not set(map(type, producers)) <= {str}:
+            raise InvalidRequest("every row has the id of its producer")
+        did = {task: packed_ints(part, len(keys), np.int32) for task, part in _map(tasks).items()}
+        return cls(keys, unpacked, sizes, revisions, cleared_at, attempts, producers, did)
 
 
 class Restoring:
@@ -264,13 +288,17 @@ class Restoring:
                 "numbers of others that were loaded: clear them first, or drop their partitions"
             )
 
+    def n_after(self, n: int) -> int:
+        """The revision at which all of it appears in a store that is at n."""
+        return max(n, self.n) + 1
+
     def finish(self, store: TagStore, history: History) -> int:
         """Give everything to a store, at one revision, which is returned; see `check_end`.
 
         History begins with it: what was known or begun before is too old.
         """
         store.epoch = max(store.epoch, self.epoch + 1)
-        store.n = max(store.n, self.n) + 1
+        store.n = self.n_after(store.n)
         history.floor = store.n
         store.history = history
         store.dropped.clear()
@@ -297,3 +325,41 @@ class Restoring:
             store.dead.append(placement)
         self.placements = {}
         self.partitions = {}
+
+
+# -- what travelled
+
+
+def _map(value: object) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise InvalidRequest(f"a map is wanted, not {value!r:.80}")
+    return cast("dict[str, Any]", value)
+
+
+def saved_schema(schema: object) -> dict[str, FieldSchema]:
+    """What a partition had fixed for its fields. InvalidRequest if it is no such thing."""
+    return {name: _field(name, parts) for name, parts in _map(schema).items()}
+
+
+def _field(name: object, parts: Any) -> FieldSchema:
+    """What a partition had fixed for a field."""
+    dtype, rank, ragged_dim = parts
+    if (
+        type(name) is not str
+        or dtype not in ITEM_BYTES
+        or type(rank) is not int
+        or not 0 <= rank <= MAX_RANK
+        or (
+            ragged_dim is not None
+            and (type(ragged_dim) is not int or ragged_dim not in range(rank))
+        )
+    ):
+        raise InvalidRequest(f"field {name!r:.80} cannot be {list(parts)!r:.80}")
+    return FieldSchema(dtype, rank, ragged_dim)
+
+
+def packed_ints(packed: object, count: int, kind: type[np.integer[Any]] = np.int64) -> list[int]:
+    """So many packed integers."""
+    if type(packed) is not bytes or len(packed) != np.dtype(kind).itemsize * count:
+        raise InvalidRequest(f"{count} packed integers are wanted")
+    return np.frombuffer(packed, kind).tolist()

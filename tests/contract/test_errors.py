@@ -34,6 +34,7 @@ ATTRIBUTES: dict[str, Any] = {
     "request_id": "0123456789abcdef/7",
     "path": "saved/step-7",
     "file": "manifest.json",
+    "offset": 4711,
 }
 
 

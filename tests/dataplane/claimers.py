@@ -50,6 +50,9 @@ class Ledger:
     def released(self, body: Any) -> None:
         self._write("release", body)
 
+    def left(self, body: Any) -> None:
+        self._write("left", body)
+
     def _write(self, what: str, body: Any) -> None:
         if self.broken:
             raise InternalError("the journal is broken")

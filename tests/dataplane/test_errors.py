@@ -40,6 +40,7 @@ SAMPLES: dict[str, Any] = {
     "request_id": "c1:7",
     "path": "saved/step-7",
     "file": "0-tags.parquet",
+    "offset": 4711,
 }
 
 
@@ -145,7 +146,7 @@ def test_request_errors_are_those_the_caller_can_fix() -> None:
     fixable = {name for name, cls in ERRORS.items() if issubclass(cls, RequestError)}
     others = "DataplaneError QuotaExceeded DeadlineExceeded Unreachable PlaneLost OutcomeUnknown"
     assert set(ERRORS) - fixable == {
-        *others.split(), "ValueLost", "CheckpointDamaged", "InternalError",
+        *others.split(), "ValueLost", "CheckpointDamaged", "JournalDamaged", "InternalError",
     }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from tests.dataplane.changes import begin_group, drop_partition, end_group
 from tests.dataplane.interleaving import clear_where
 from tests.dataplane.journal_file import read
 
-HEAD = {"plane_id": "plane", "epoch": 3}
+HEAD = {"plane_id": "plane", "epoch": 3, "open_schemas": False}
 
 
 @contextmanager
@@ -239,30 +239,34 @@ def replay(store: TagStore, kind: int, n: int, at: float, body: Any) -> None:
         put(store, meta.partition_id, meta.keys, tags=unpacked, now=at, client_id=client_id,
             group=group)  # fmt: skip
     elif kind == j.CLEAR:
-        client_id, partition_id, keys, where, retire = body
+        client_id, partition_id, keys, where, retire, *_ = body
         if where is None:
             store.apply_clear(partition_id, keys, at, by=client_id, retire=retire)
         else:
             clear_where(store, partition_id, where, now=at, retire=retire)
     elif kind == j.BEGIN:
-        client_id, partition_id, uid, sessions, declared, _ = body
+        client_id, partition_id, uid, sessions, declared, *_ = body
         begin_group(store, partition_id, uid, sessions, declared, client_id, now=at)
     elif kind == j.END:
-        client_id, attempt, status = body
+        client_id, attempt, status, *_ = body
         end_group(store, attempt, status, client_id, now=at)
     elif kind == j.PARTITION and body[0] == "create":
-        _, partition_id, schema, quota, retention = body
+        _, partition_id, schema, quota, retention, *_ = body
         partition = store.apply_create(partition_id, at)
         partition.open_schema = schema == "open" or partition.open_schema
         partition.quota = partition.quota if quota is None else Quota(**quota)
         partition.retention = partition.retention if retention is None else Retention(**retention)
     elif kind == j.PARTITION and body[0] == "seal":
-        store.apply_seal(store.partition(body[1]), at)
+        _, partition_id, surplus, *_ = body
+        store.apply_seal(store.partition(partition_id), at)
+        for old in surplus:
+            drop_partition(store, old, now=at)
     elif kind == j.PARTITION:
         assert body[0] == "drop"
-        drop_partition(store, body[1], now=at)
+        for old in body[1]:
+            drop_partition(store, old, now=at)
     else:
-        assert (kind, n) == (j.STORE, store.n)
+        assert (kind in (j.STORE, j.ANSWER), n) == (True, store.n)
 
 
 def described(store: TagStore) -> dict[str, Any]:

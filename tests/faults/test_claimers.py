@@ -168,7 +168,7 @@ def test_sixteen_claimers_commit_each_row_once_while_one_is_killed_every_second(
     offers = Counter[str]()
     for kind, body in records(plane):
         if kind == j.COMMIT:
-            _, task, claim_id, committed = body
+            _, task, claim_id, committed, *_ = body
             assert task == "train"
             commits.update(committed)
             said, deliveries = crowd.said[claim_id]

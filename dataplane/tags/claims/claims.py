@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dataplane.errors import DataplaneError, InvalidRequest
 from dataplane.tags.claims.granting import Granting, Registrar
 from dataplane.tags.claims.leases import (
-    IMPLICIT,
+    ABANDONED,
     RELEASED,
     Closed,
     Granted,
@@ -295,14 +295,14 @@ class Claims:
         given_up = set(numbers)
         for lease in self.holders.of(client_id):
             for number in lease.holders[client_id] & given_up:
-                if len(lease.holders) > 1 or len(lease.holders[client_id]) > 1:
-                    self.holders.leave(lease, client_id, number)
-                elif lease.share is not None:
-                    # It stays its rank's, as it was before anybody had asked for it.
-                    self.holders.join(lease, client_id, IMPLICIT, None)
-                    self.holders.leave(lease, client_id, number)
+                shared = len(lease.holders) > 1 or len(lease.holders[client_id]) > 1
+                if shared or lease.share is not None:
+                    task = self._task_of(lease).name
+                    body = (partition.partition_id, task, lease.claim_id, client_id, number)
+                    registrar.left(body)
+                    self.holders.leave_to_others(lease, client_id, number)
                 else:
-                    self._revoke(partition, lease, "abandoned", registrar)
+                    self._revoke(partition, lease, ABANDONED, registrar)
                 if client_id not in lease.holders:
                     break
 
@@ -310,7 +310,7 @@ class Claims:
         task = self._task_of(lease)
         keys = list(lease.rows)
         registrar.released((partition.partition_id, task.name, lease.claim_id, keys, why))
-        task.give_back(lease, keys, delivered=why != "abandoned")
+        task.give_back(lease, keys, delivered=why != ABANDONED)
         task.end(lease, None)
 
     def _task_of(self, lease: Lease) -> Task:

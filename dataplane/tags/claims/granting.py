@@ -64,6 +64,10 @@ class Registrar(Protocol):
         """Journal that rows go back."""
         ...
 
+    def left(self, body: Any) -> None:
+        """Journal that a request does not hold a claim any more that others hold still."""
+        ...
+
 
 class Granting:
     """Hands out rows of one task."""
@@ -125,13 +129,11 @@ class Granting:
         granted = self._still_there(share)
         if lease is not None:
             partition_id = self._partition.partition_id
-            body = (partition_id, task.name, claim_id, ask.client_id, ask.number)
+            body = (partition_id, task.name, claim_id, ask.client_id, ask.number, ask.lease_s)
             self._registrar.claimed(body)
             lease.granted = granted
-            lease.lease_s = max(lease.lease_s, ask.lease_s)
-            self._holders.join(lease, ask.client_id, ask.number, self._away_since(ask.client_id))
-            for client_id in [c for c, numbers in lease.holders.items() if IMPLICIT in numbers]:
-                self._holders.leave(lease, client_id, IMPLICIT)
+            away_since = self._away_since(ask.client_id)
+            self._holders.join_share(lease, ask.client_id, ask.number, away_since, ask.lease_s)
         share.granted = granted
         share.asked = True
         return granted
@@ -140,24 +142,19 @@ class Granting:
         """All replicas of a rank get the same rows: ClaimLost if the first of them got some that
         were cleared since."""
         granted = share.granted
-        left = [i for i, p in enumerate(granted.positions) if self._is_there(p)]
-        if len(left) == len(granted.positions):
-            return granted
-        if share.asked:
+        left = granted.left(self._partition.slots)
+        if left is not granted and share.asked:
+            kept = set(left.positions)
             gone = [
                 row.key
                 for row, position in zip(granted.rows, granted.positions, strict=True)
-                if not self._is_there(position)
+                if position not in kept
             ]
             raise claim_lost(
                 self._partition.partition_id, self._task.name, granted.claim_id,
                 dict.fromkeys(gone, CLEARED),
             )  # fmt: skip
-        return granted._replace(
-            rows=[granted.rows[i] for i in left],
-            positions=[granted.positions[i] for i in left],
-            deliveries=[granted.deliveries[i] for i in left],
-        )
+        return left
 
     def _draw_again(self, share: Share, ask: Ask, rank: Rank) -> Granted:
         """The lease of a share was lost: take of its rows what nobody else has."""
@@ -212,9 +209,6 @@ class Granting:
 
     def _away_since(self, client_id: str) -> float | None:
         return self._registrar.lease_now if self._registrar.is_away(client_id) else None
-
-    def _is_there(self, position: int) -> bool:
-        return type(self._partition.slots.at(position)) is Row
 
     def _row(self, position: int) -> Row:
         row = self._partition.slots.at(position)

@@ -21,6 +21,8 @@ IMPLICIT = 0
 """Stands for a request's number where a client holds a share that nobody has asked for yet."""
 
 CLEARED, RELEASED, COMMITTED = "cleared", "released", "committed"
+ABANDONED = "abandoned"
+"""Why rows went back that never reached anybody."""
 
 
 class LeaseClock:
@@ -62,6 +64,17 @@ class Granted(NamedTuple):
     revision: int
     end: bool = False
     """Nothing is left to claim, and nothing can come."""
+
+    def left(self, slots: Slots) -> Granted:
+        """The same with those of its rows that are still there."""
+        left = [i for i, at in enumerate(self.positions) if type(slots.at(at)) is Row]
+        if len(left) == len(self.positions):
+            return self
+        return self._replace(
+            rows=[self.rows[i] for i in left],
+            positions=[self.positions[i] for i in left],
+            deliveries=[self.deliveries[i] for i in left],
+        )
 
 
 class Closed(NamedTuple):
@@ -205,6 +218,22 @@ class Holders:
         self._leases.setdefault(client_id, {})[lease] = None
         if away_since is not None:
             self.away.setdefault(client_id, away_since)
+
+    def join_share(
+        self, lease: Lease, client_id: str, number: int, away_since: float | None, lease_s: float
+    ) -> None:
+        """A request has got a rank's share: nobody holds that without having asked any more."""
+        lease.lease_s = max(lease.lease_s, lease_s)
+        self.join(lease, client_id, number, away_since)
+        for holder in [c for c, numbers in lease.holders.items() if IMPLICIT in numbers]:
+            self.leave(lease, holder, IMPLICIT)
+
+    def leave_to_others(self, lease: Lease, client_id: str, number: int) -> None:
+        """A request does not hold it any more, and it goes on: others hold it, or it is a share,
+        which stays its rank's as it was before anybody had asked for it."""
+        if len(lease.holders) == 1 and len(lease.holders[client_id]) == 1:
+            self.join(lease, client_id, IMPLICIT, None)
+        self.leave(lease, client_id, number)
 
     def leave(self, lease: Lease, client_id: str, number: int) -> None:
         """A request does not hold it any more."""
