@@ -2,6 +2,7 @@
 #
 #   make test     the test suite               make demo     the main job: a model learns
 #   make lint     ruff and pyright             make bench    this project against TransferQueue
+#   make faults   everything killed everywhere make soak     half an hour of load, for leaks
 #   make interop  verl's trainer and TransferQueue's own answers, against the drop-in
 #   make setup    only the environment         make clean    remove what the others made
 
@@ -16,7 +17,7 @@ VERL   := .interop
 
 TEST_WORKERS ?= 2
 
-.PHONY: setup test lint demo control tour bench parity interop clean
+.PHONY: setup test lint faults soak demo control tour bench parity interop clean
 
 setup: $(DEV)
 
@@ -37,6 +38,15 @@ $(BENCH): $(DEV)
 # Two processes: what shares the Ray cluster, or a kind of plane, stays in one (tests/conftest.py).
 test: $(DEV)
 	$(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup $(TEST_ARGS)
+
+# Every process killed at every named point, disks filled, nodes lost. FAULTS_SEED=… repeats a run;
+# FAULTS_ARGS='-k tags.put.torn' picks a point.
+faults: $(DEV)
+	FAULTS=1 $(PY) -m pytest tests/kills -n $(TEST_WORKERS) --dist loadgroup $(FAULTS_ARGS)
+
+# SOAK_ARGS='--minutes 5' for less.
+soak: $(DEV)
+	$(PY) -m tests.soak $(SOAK_ARGS)
 
 lint: $(DEV)
 	$(PY) -m ruff check .
@@ -77,4 +87,4 @@ $(VERL)/.installed: tests/interop/requirements.txt $(BENCH)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VERL) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json runs
+	rm -rf $(VENV) $(VERL) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json faults-table.jsonl runs

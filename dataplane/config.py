@@ -57,6 +57,14 @@ class Config(BaseSettings):
     open_schemas: bool = False
     """Partitions that nobody creates with a schema of their own let a field change its dtype and
     rank, as `schema="open"` does: what the TransferQueue face promises."""
+    journal_sync: Literal["none", "interval", "always"] = "none"
+    """When the disk is flushed. Acknowledged changes survive the death of the process with each of
+    these; a crash of the operating system or a loss of power may take, with `none`, any of the last
+    ones; with `interval`, those of the last second (it is flushed once a second); with `always`,
+    none of them (it is flushed before each is acknowledged)."""
+    snapshot_bytes: int = Field(default=256 * MiB, ge=64 << 10)
+    """Bytes of the journal after which a snapshot takes their place; also at least as many as the
+    last snapshot has, so that its cost stays in proportion."""
     history_changes: int = Field(default=1_000_000, ge=1)
     history_age_s: float = Field(default=600.0, gt=0)
     """How far back listings since a revision and the judging of late writes reach."""

@@ -19,7 +19,8 @@
       Unreachable (ConnectionError)      not reached yet; safe to repeat
       PlaneLost                          this plane is gone, or is not the one that was joined
       OutcomeUnknown                     .request_id; it may have happened
-      ValueLost                          .partition_id .keys; the node that held the values died
+      ValueLost                          .partition_id .keys .fields .stores; the values are gone
+                                         with what held them, the tags are there
       CheckpointDamaged                  .path .file; nothing of it was loaded
       JournalDamaged                     .path .offset; nothing of it is used
       InternalError                      our bug
@@ -183,11 +184,19 @@ class OutcomeUnknown(DataplaneError):
 
 
 class ValueLost(DataplaneError):
-    """The tags are there; the values died with the node that held them."""
+    """The tags are there; the values died with the value store that held them.
 
-    attributes = ("partition_id", "keys")
+    The rows say so themselves, in the tag `dataplane.lost`. Clear them, and put them anew if they
+    are wanted.
+    """
+
+    attributes = ("partition_id", "keys", "fields", "stores")
     partition_id: str
     keys: list[str]
+    fields: list[str]
+    """All that were asked for and that some of the keys have lost."""
+    stores: list[str]
+    """The value stores that held them."""
 
 
 class CheckpointDamaged(DataplaneError):

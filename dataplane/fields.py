@@ -247,6 +247,26 @@ PROMPT_TAGS: Final[Mapping[str, Tag]] = _tags(
     ("attempt", "int", "the begin of its group that is open now"),
 )
 
+RESERVED: Final = "dataplane."
+"""How the names begin of tags that the plane itself gives rows, and that no put may bring."""
+LOST: Final = "dataplane.lost"
+"""Of a row that lost fields with the value store that held them: their names, sorted. It is not
+offered, counted or waited for any more where a `where` does not name this tag."""
+LOST_ROWS: Final = "dataplane.lost_rows"
+"""Of a prompt: how many trajectories of its group were lost, until the group begins anew."""
+LOST_STORES: Final = "dataplane.lost_stores"
+"""Of a row that lost fields: the value stores that held them, sorted."""
+LOST_AT: Final = "dataplane.lost_at"
+"""Of a row that lost fields: when it lost the first of them, in seconds since 1970."""
+
+PLANE_TAGS: Final[Mapping[str, Tag]] = _tags(
+    (LOST, "list", "the fields of the row that are gone"),
+    (LOST_ROWS, "int", "of a prompt: trajectories of its group that were lost"),
+    (LOST_STORES, "list", "the value stores that held those fields"),
+    (LOST_AT, "float", "when the first of them was lost, in seconds since 1970"),
+)
+"""What the plane itself says of a row."""
+
 
 _Row = TypeVar("_Row")
 

@@ -7,8 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dataplane.client.core import Joined
@@ -107,6 +107,20 @@ def default_client() -> Client:
     if client is None:
         raise PlaneLost("this process has joined no plane: call dataplane.init() or connect()")
     return client
+
+
+@contextmanager
+def default_is(client: Client) -> Generator[None]:
+    """The module-level verbs use this client, until the end of the block: for tests."""
+    global _default
+    with _lock:
+        before, _default = _default, client
+    try:
+        yield
+    finally:
+        with _lock:
+            if _default is client:  # and nobody has joined another plane meanwhile
+                _default = None if before is None or before.closed else before
 
 
 # -- verbs of the default client -------------------------------------------------------------
@@ -433,7 +447,7 @@ def join(name: str, address: str | None, config: Config) -> Joined:
     if address is not None:
         return embedded.attach_address(address, config)
     if _uses_ray(config):
-        from dataplane.host import ray as host
+        from dataplane.host.ray import plane as host
 
         return host.attach(name, config)
     joined = embedded.attach(name, config)
@@ -447,7 +461,7 @@ def join(name: str, address: str | None, config: Config) -> Joined:
 
 def _on_ray(name: str, config: Config) -> Client:
     """A client of the plane of this name on Ray, once one that is just ending has ended."""
-    from dataplane.host import ray as host
+    from dataplane.host.ray import plane as host
 
     deadline = time.monotonic() + config.start_timeout_s
     while True:

@@ -24,10 +24,10 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 settings.register_profile("suite", deadline=None, print_blob=True)
 settings.load_profile("suite")
 
-KINDS = ("embedded-sync", "embedded-async", "ray", "ray-remote")
+KINDS = ("embedded-sync", "embedded-async", "memory", "ray", "ray-remote")
 
-# Measurements are run by `make bench`.
-collect_ignore = ["bench"]
+# Measurements are run by `make bench`, kills at every point by `make faults`.
+collect_ignore = ["bench"] if "FAULTS" in os.environ else ["bench", "kills"]
 
 _numbers = itertools.count(1)
 

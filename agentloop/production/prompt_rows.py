@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, cast
 
 from agentloop.groups.outcome import GroupOutcome
 from dataplane import AsyncClient, KeyNotFound, Listing, PartitionNotFound, StaleWrite
+from dataplane.fields import LOST_ROWS
 
 Tags: TypeAlias = Mapping[str, Any]
 
@@ -54,8 +55,9 @@ class PromptRows:
         return GroupOutcome.of_tags(uid, task, prompts[0], members)
 
     async def finished(self) -> list[GroupOutcome]:
-        """The outcomes of all groups that are finished and still there."""
-        prompts = await self.prompts({"status": "finished"})
+        """The outcomes of all groups that are finished and still there, whole: one that lost rows
+        is to be replaced, and counts for nothing."""
+        prompts = await self.prompts({"status": "finished", LOST_ROWS: {"exists": False}})
         if not prompts:
             return []
         of_uid: dict[Any, list[Tags]] = {prompt["uid"]: [] for prompt in prompts}

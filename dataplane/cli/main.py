@@ -39,12 +39,12 @@ def serve(
         "/dev/shm"
     ),
 ) -> None:
-    """Run a plane in this process until SIGTERM or Ctrl-C.
+    """Run a plane until SIGTERM or Ctrl-C; should its process die, it is started again.
 
     Example: dataplane serve --name train
     """
     from dataplane.config import Config
-    from dataplane.server.process import run_until_signalled
+    from dataplane.host.embedded import serve_until_signalled
 
     settings: dict[str, Any] = {
         "capacity_bytes": capacity_bytes,
@@ -52,9 +52,37 @@ def serve(
         "runtime_dir": runtime_dir,
         "shm_dir": shm_dir,
     }
-    run_until_signalled(
+    serve_until_signalled(
         name, Config(**{k: v for k, v in settings.items() if v is not None}), typer.echo
     )
+
+
+@app.command()
+def verify(
+    path: Annotated[
+        Path, typer.Argument(help="A checkpoint, a journal's folder, or a plane's runtime folder.")
+    ],
+) -> None:
+    """Say whether each file of a checkpoint or a journal is as it was written.
+
+    Changes nothing and needs no plane. Ends with 1 if anything is damaged, missing or cut short.
+
+    Example: dataplane verify /data/checkpoints/step-100
+    """
+    from dataplane.checkpoint.manifest import CHECKSUM, MANIFEST
+    from dataplane.checkpoint.verify import verify_checkpoint
+    from dataplane.tags.journal_verify import verify_journal
+
+    if (path / MANIFEST).exists() or (path / CHECKSUM).exists():
+        summary = verify_checkpoint(path)
+        typer.echo(f"{path}: whole, {summary['rows']} rows, {summary['bytes']} bytes")
+        return
+    folder = path / "journal" if (path / "journal").is_dir() else path
+    findings = verify_journal(folder)
+    for finding in findings:
+        typer.echo(finding.text)
+    if not all(finding.is_whole for finding in findings):
+        raise typer.Exit(1)
 
 
 def main() -> None:

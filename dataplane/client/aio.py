@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dataplane.client.aio_control import AsyncControl
 from dataplane.client.connection import (
     CONNECT_PAUSE_S,
+    LONGEST_CONNECT_PAUSE_S,
+    NOBODY_LISTENS,
     Connection,
     connect,
+    not_reached,
     peer_of,
     unanswered,
 )
@@ -42,7 +45,6 @@ from dataplane.errors import (
     Unreachable,
 )
 from dataplane.types import KVBatchMeta, Revision
-from dataplane.wire.address import Address
 from dataplane.wire.channel import Answer, Channel
 
 if TYPE_CHECKING:
@@ -291,8 +293,8 @@ class AsyncClient(AsyncControl):
         await self.close()
 
     def __repr__(self) -> str:
-        joined = self._core.joined
-        return f"AsyncClient(plane {joined.name!r} {joined.plane_id}, {joined.tags})"
+        core = self._core
+        return f"AsyncClient(plane {core.joined.name!r} {core.joined.plane_id}, {core.tags})"
 
     def __reduce__(self) -> Any:
         raise TypeError("a client does not travel; connect in the other process instead")
@@ -340,6 +342,7 @@ class AsyncClient(AsyncControl):
                 # A put that waits for room there stops what comes after it on its connection, and
                 # one that is given up half-way ends it: with it would go all memory held on it.
                 channel = await self._channel(at, deadline, puts=verb == "put_block")
+            received = channel.received
             answer = channel.send(verb, body, payload, size, into)
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
@@ -350,6 +353,9 @@ class AsyncClient(AsyncControl):
                 _abandon(channel, verb, answer)
                 raise
             except TimeoutError:
+                if channel.received == received and not channel.local:
+                    # Nothing came since: it may be cut off. Others would wait there in vain too.
+                    channel.abort()
                 _abandon(channel, verb, answer)
                 raise unanswered(channel.peer, verb, time.monotonic() - started) from None
         if kind is Open:
@@ -380,13 +386,13 @@ class AsyncClient(AsyncControl):
                 mine = self._loops[loop] = Loop()
         if begins:
             await anext(mine.end)
-        address = self._core.joined.tags if store is None else store.address
+        address = self._core.tags if store is None else store.address
         task = mine.channels.get((address, puts))
         if task is None or (
             task.done()
             and (task.cancelled() or task.exception() is not None or task.result().closed)
         ):
-            task = loop.create_task(self._connect(store, address))
+            task = loop.create_task(self._connect(store))
             mine.channels[address, puts] = task
         if task.done():
             channel = task.result()
@@ -400,11 +406,14 @@ class AsyncClient(AsyncControl):
             self._core.probe(store, channel.greeting)
         return channel
 
-    async def _connect(self, store: StoreView | None, address: Address) -> Channel:
+    async def _connect(self, store: StoreView | None) -> Channel:
+        """See `connection.connect`."""
         core = self._core
         # Callers wait for this with deadlines of their own; it ends for the next one's sake.
         deadline = time.monotonic() + core.config.timeout_s
+        pause_s = CONNECT_PAUSE_S
         while True:
+            address = core.tags if store is None else store.address
             try:
                 channel = await Channel.connect(
                     address,
@@ -417,19 +426,22 @@ class AsyncClient(AsyncControl):
                 break
             except DataplaneError:
                 raise
-            except (ConnectionRefusedError, FileNotFoundError) as error:
-                # Stores are not restarted in this version: nobody listens, nobody will.
-                raise PlaneLost(
-                    f"nobody serves plane {core.joined.name!r} at {address} any more: start it "
-                    "again"
-                ) from error
+            except NOBODY_LISTENS as error:
+                if store is not None:
+                    raise core.not_there(store) from error
+                await asyncio.to_thread(core.find_tags)
+                reason: OSError = error
             except OSError as error:
-                if time.monotonic() + CONNECT_PAUSE_S >= deadline:
-                    raise Unreachable(f"{address} cannot be reached: {error}") from error
-                await asyncio.sleep(CONNECT_PAUSE_S)
+                reason = error
+            if time.monotonic() + pause_s >= deadline:
+                raise not_reached(store, address, reason) from reason
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_CONNECT_PAUSE_S)
         channel.peer = peer_of(store, address)
         if "revision" in channel.greeting:
             core.see(channel.greeting["revision"])
+        if store is not None:
+            core.probe(store, channel.greeting)
         return channel
 
     async def _hold(

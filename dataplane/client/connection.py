@@ -20,13 +20,12 @@ from dataplane.errors import (
     DataplaneError,
     DeadlineExceeded,
     InternalError,
-    PlaneLost,
     Unauthenticated,
     Unreachable,
     from_wire,
 )
 from dataplane.wire import auth
-from dataplane.wire.address import Address, Tls, whereabouts
+from dataplane.wire.address import Address, Tls, prepare_tcp, whereabouts
 from dataplane.wire.channel import CLOSED, Answer, Broken
 from dataplane.wire.frames import (
     MAX_HEADER_BYTES,
@@ -40,6 +39,8 @@ from dataplane.wire.frames import (
 )
 
 CONNECT_PAUSE_S = 0.02
+LONGEST_CONNECT_PAUSE_S = 0.25
+NOBODY_LISTENS = (ConnectionRefusedError, FileNotFoundError)
 RECEIVE_BYTES = 64 << 10
 MAX_REST = 256
 """Calls that do not spin after spinning was in vain, at most."""
@@ -74,6 +75,8 @@ class Connection:
         """Where it rests between calls."""
         self.usable = True
         """False once a request ended half-way: the stream's state is unknown."""
+        self._place_lost = False
+        """Whether more came than was asked for: the server's reason to close, or damage."""
 
     @classmethod
     def connect(
@@ -94,8 +97,7 @@ class Connection:
         elif address.tcp is not None:
             family = socket.AF_INET6 if ":" in address.tcp[0] else socket.AF_INET
             sock = socket.socket(family, socket.SOCK_STREAM)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            prepare_tcp(sock)
             target = address.tcp
         else:
             raise Unreachable(f"no way from here to {address}")
@@ -152,7 +154,7 @@ class Connection:
         try:
             whole = self._send(frame(verb, self._number, body, payload_bytes), payload, deadline)
             header, data = self._receive(deadline, into)
-            self.usable = whole
+            self.usable = whole and not self._place_lost
         except (TimeoutError, BlockingIOError):
             self.usable = False
             raise unanswered(self.peer, verb, time.monotonic() - started) from None
@@ -241,9 +243,11 @@ class Connection:
         if into is None:
             raise InternalError("the server answered with a payload where none was asked for")
         data = into(header.body, payload_bytes)
-        early = have - end
+        early = min(have - end, payload_bytes)
+        if have - end > payload_bytes:
+            self._place_lost = True
         if early:
-            data[:early] = view[end:have]
+            data[:early] = view[end : end + early]
         while early < payload_bytes:
             early += self._more(data[early:], deadline)
         return header, data
@@ -347,10 +351,16 @@ def unanswered(peer: str, verb: str, waited_s: float) -> DeadlineExceeded:
 
 
 def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
-    """A new connection; a server that is gone means that the plane is."""
-    address = core.joined.tags if store is None else store.address
-    local = core.is_local(store, address)
+    """A new connection to a store, or with None to the tag store.
+
+    Raises:
+        PlaneLost: the plane has ended.
+        Refused: nobody listens where the value store was: the tag store knows where it is now.
+        Unreachable: nobody answered before the deadline.
+    """
+    pause_s = CONNECT_PAUSE_S
     while True:
+        address = core.tags if store is None else store.address
         try:
             connection = Connection.connect(
                 address,
@@ -358,7 +368,7 @@ def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
                 client_id=core.client_id,
                 plane_id=core.joined.plane_id,
                 tls=core.config.tls,
-                local=local,
+                local=core.is_local(store, address),
                 deadline=deadline,
             )
             connection.peer = peer_of(store, address)
@@ -366,21 +376,33 @@ def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
             break
         except DataplaneError:
             raise
-        except (ConnectionRefusedError, FileNotFoundError) as error:
-            # Stores are not restarted in this version: nobody listens, nobody will.
-            raise PlaneLost(
-                f"nobody serves plane {core.joined.name!r} at {address} any more: start it again"
-            ) from error
+        except NOBODY_LISTENS as error:
+            if store is not None:
+                raise core.not_there(store) from error
+            core.find_tags()
+            reason: OSError = error
         except TimeoutError:
             raise Unreachable(f"{address} did not answer in time") from None
         except OSError as error:
-            if time.monotonic() + CONNECT_PAUSE_S >= deadline:
-                raise Unreachable(f"{address} cannot be reached: {error}") from error
-            time.sleep(CONNECT_PAUSE_S)
+            reason = error
+        if time.monotonic() + pause_s >= deadline:
+            raise not_reached(store, address, reason) from reason
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_CONNECT_PAUSE_S)
     greeting = connection.greeting
     if "revision" in greeting:
         core.see(greeting["revision"])
+    if store is not None:
+        core.probe(store, greeting)
     return connection
+
+
+def not_reached(store: StoreView | None, address: Address, reason: OSError) -> Unreachable:
+    """The error of who could not connect before the deadline."""
+    return Unreachable(
+        f"{peer_of(store, address)} cannot be reached: {reason}; if its process died, it is "
+        "started again, and this may be repeated"
+    )
 
 
 def _left(deadline: float) -> float:

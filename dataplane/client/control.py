@@ -104,9 +104,10 @@ class Control(ABC):
         """All rows that match, as soon as there are `count` of them; oldest revision first.
 
         With `group_by="uid"` whole groups are counted, and all their rows come: groups that ended
-        as `finished` and all of whose trajectories match. Woken by changes, never polling; the
-        partition need not exist yet. At the deadline DeadlineExceeded explains what is missing
-        and whom it waits for (`.explanation`).
+        as `finished` and all of whose trajectories match. Rows that are lost match only a `where`
+        that names the tag `dataplane.lost`. Woken by changes, never polling; the partition need not
+        exist yet. At the deadline DeadlineExceeded explains what is missing and whom it waits for
+        (`.explanation`).
         """
         deadline = self._wait_deadline(timeout)
         return self._drive(
@@ -164,8 +165,9 @@ class Control(ABC):
 
         Rows are offered when all `fields` are produced and `where` holds, oldest revision first, or
         by a tag (`order_by="seq_len"`, `"-seq_len"`). With `groups` whole groups are counted and
-        come. A client that has had no connection for `lease_s` loses its claims, and the rows are
-        offered again (`deliveries`). On a sealed partition the last claim may be shorter, and the
+        come. Rows that are lost are offered only if `where` names the tag `dataplane.lost`. A
+        client that has had no connection for `lease_s` loses its claims, and the rows are offered
+        again (`deliveries`). On a sealed partition the last claim may be shorter, and the
         one after it is empty with `end` set.
 
         `replica=(dp_rank, dp_size, batch_index)` splits a batch of `count` over all ranks with

@@ -6,14 +6,17 @@ import os
 import secrets
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dataplane.client.mappings import Mappings
 from dataplane.client.memory import Recycler
 from dataplane.config import Config
+from dataplane.errors import PlaneLost
 from dataplane.types import Revision
 from dataplane.wire.address import Address
+from dataplane.wire.channel import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,12 @@ class Joined:
     tags: Address = field()
     home: str | None = None
     """The value store that puts go to: the one of this node."""
+    find: Callable[[], Address | None] | None = field(default=None, repr=False, compare=False)
+    """Where the tag store is now, asked when nobody listens at `tags`; None if it cannot be told
+    yet. PlaneLost if the plane has ended, and so where there is nobody to ask."""
+    reach: Callable[[Address], Address] | None = field(default=None, repr=False, compare=False)
+    """Where a client goes instead, for the address of a value store that it learns: tests lead it
+    through a proxy. None: where the address says."""
 
 
 _revision = Revision._make
@@ -121,6 +130,8 @@ class StoreView:
         """Its segments, where they can be mapped from here."""
         self.probed = False
         """Whether it is known if they can."""
+        self.segments: list[Any] | None = None
+        """What it said of them: its id, their folder and the nonce that they carry."""
 
 
 class Core:
@@ -129,6 +140,8 @@ class Core:
     def __init__(self, joined: Joined, config: Config) -> None:
         self.joined = joined
         self.config = config
+        self.tags = joined.tags
+        """Where the tag store is, as far as is known."""
         self.new_identity()
 
     def new_identity(self) -> None:
@@ -147,10 +160,29 @@ class Core:
             self.seen = seen
         return seen
 
+    def find_tags(self) -> None:
+        """Nobody listens where the tag store was: find out where it is. PlaneLost if the plane has
+        ended."""
+        joined = self.joined
+        if joined.find is None:
+            raise PlaneLost(
+                f"nobody serves plane {joined.name!r} ({joined.plane_id}) at {self.tags} any more, "
+                "and nobody would start it again"
+            )
+        self.tags = joined.find() or self.tags
+
+    def not_there(self, store: StoreView) -> Refused:
+        """The error of who finds nobody where a value store was. The tag store is asked for its
+        address the next time that it is wanted."""
+        self.stores.pop(store.store_id, None)
+        return Refused(f"nobody listens at {store.address}, where {store.store_id!r} was")
+
     def learn_stores(self, addresses: dict[str, Any]) -> None:
         """Take over what the tag store knows of value stores."""
         for store_id, wire in addresses.items():
             address = Address.from_wire(wire)
+            if self.joined.reach is not None:
+                address = self.joined.reach(address)
             known = self.stores.get(store_id)
             if known is None or known.address != address:
                 self.stores[store_id] = StoreView(store_id, address)
@@ -163,11 +195,13 @@ class Core:
         return (store is None or self.config.same_node_reads) and address.is_here()
 
     def probe(self, store: StoreView, greeting: dict[str, Any]) -> None:
-        """Find out from a store's greeting whether its segments can be mapped from here."""
-        if store.probed:
+        """Find out from a store's greeting whether its segments can be mapped from here. One that
+        was started again, and has none of its earlier segments, is another one in this."""
+        segments = greeting.get("segments")
+        if store.probed and segments == store.segments:
             return
         store.probed = True
-        segments = greeting.get("segments")
+        store.segments = segments
         # Memory is held on the unix socket only: its end is how the store learns that we stopped.
         if segments and self.config.same_node_reads and self.is_local(store, store.address):
             _, folder, nonce = segments

@@ -20,17 +20,16 @@ from dataplane.client.memory import Bytes
 from dataplane.client.put import as_keys, list_of, refresh_stores
 from dataplane.client.reading import FieldRows, ReadPlan, Runs, merge, plan_read
 from dataplane.client.results import Rows
-from dataplane.client.retry import ask_again
+from dataplane.client.retry import FIRST_PAUSE_S, ask_again, before_next_try
 from dataplane.errors import (
     InvalidRequest,
     KeyNotFound,
     PartitionNotFound,
     Unreachable,
-    ValueLost,
     quote,
 )
 from dataplane.fields import pad_value
-from dataplane.wire.channel import Broken
+from dataplane.wire.channel import Broken, Refused
 from dataplane.wire.messages import LONGEST_WAIT_S
 
 if TYPE_CHECKING:
@@ -124,7 +123,9 @@ def read_batch(
 ) -> Verb[tuple[ReadPlan, list[Bytes]]]:
     """Where the rows lie and, field by field, their bytes back to back. `drop` leaves out keys that
     are not there or lack fields; as `COMMON` it leaves out fields that not all of them have."""
-    for attempt in range(TRIES):
+    pause_s = FIRST_PAUSE_S
+    tries = 0
+    while True:
         plan = _trimmed(
             (yield from resolve(core, keys, partition_id, fields, drop, deadline)), trim
         )
@@ -133,12 +134,13 @@ def read_batch(
             gone = yield from fetch(core, plan, data, deadline)
         except Broken as error:
             # A read changes nothing, so it is simply done again.
-            if attempt == TRIES - 1:
-                raise Unreachable(f"the connection broke {TRIES} times: {error}") from error
+            pause_s = yield from before_next_try(error, pause_s, deadline)
             continue
         if not gone:
             return plan, data
-    raise vanished(partition_id, plan, gone)  # pyright: ignore[reportPossiblyUnboundVariable]
+        tries += 1
+        if tries == TRIES:
+            raise vanished(partition_id, plan, gone)
 
 
 # -- steps -----------------------------------------------------------------------------------
@@ -182,15 +184,10 @@ def stores_of(core: Core, plan: ReadPlan) -> Verb[list[StoreView]]:
     """The value stores of a plan, in its order."""
     if any(store_id not in core.stores for store_id in plan.stores):
         yield from refresh_stores(core)
-    lost = [store_id for store_id in plan.stores if store_id not in core.stores]
-    if lost:
-        which = np.isin(plan.block_store, [plan.stores.index(store_id) for store_id in lost])
-        keys = _keys_of_blocks(plan, np.flatnonzero(which))
-        raise ValueLost(
-            f"the value store {quote(lost)} that held {quote(keys)} is not known any more",
-            partition_id=None,
-            keys=keys,
-        )
+    unknown = [store_id for store_id in plan.stores if store_id not in core.stores]
+    if unknown:
+        # It was given up after the rows were looked up: they say so themselves now.
+        raise Refused(f"the value store {quote(unknown)} is not known any more")
     return [core.stores[store_id] for store_id in plan.stores]
 
 

@@ -22,7 +22,7 @@ from dataplane.errors import (
     quote,
 )
 from dataplane.types import KVBatchMeta, Tags
-from dataplane.wire.channel import Broken
+from dataplane.wire.channel import Broken, Refused
 from dataplane.wire.messages import (
     IF_ABSENT,
     LONGEST_WAIT_S,
@@ -190,7 +190,7 @@ class _Put:
             self.flags,
             self.number,
             self.settled,
-            self.seen if self.flags & RETRY else None,
+            self.seen,
             self.stamp,
             self.attempt,
             _seconds(self.deadline),
@@ -235,6 +235,8 @@ def _put(
                     else:
                         answer = yield from _put_small(core, put, encoded, store, deadline)
                 break
+            except Refused as error:
+                pause_s = yield from before_next_try(error, pause_s, deadline)
             except Broken as error:
                 # It may have happened: the same number makes the repetition harmless.
                 put.flags |= RETRY
@@ -263,13 +265,13 @@ def _put(
 
 
 def home_store(core: Core) -> Verb[StoreView]:
-    """The value store that this client's puts go to."""
+    """The value store that this client's puts go to. Refused if the plane has none yet."""
     home = core.joined.home
     stores = core.stores
     if not stores or (home is not None and home not in stores):
         yield from refresh_stores(core)
         if not stores:
-            raise Unreachable("the plane has no value store yet; try again in a moment")
+            raise Refused("the plane has no value store yet")
     if home is not None and home in stores:
         return stores[home]
     return next(iter(stores.values()))
@@ -358,7 +360,7 @@ def _put_elsewhere(
                 raise
             if full.limit_bytes <= encoded.nbytes < error.limit_bytes:
                 larger = store
-        except (Unreachable, PlaneLost):
+        except (Unreachable, PlaneLost, Refused):
             pass
         except Broken:
             put.flags |= RETRY  # it may have happened there

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.errors import FieldNotFound, InvalidRequest
+from dataplane.errors import FieldNotFound, InternalError, InvalidRequest
 from dataplane.tags.listing import FIELDS, KEYS, LENGTHS
 from dataplane.types import KVBatchMeta, Revision, Tags, TagValue
 from dataplane.wire import columns
@@ -180,6 +180,13 @@ def unpack_listing(partition_id: str, body: Any, payload: memoryview) -> Listing
     """The listing of the tag store's answer; shares memory with the payload."""
     revision, full, cleared, rows, field_sets, wire_columns = body
     pieces: dict[str, list[tuple[str, Any] | None]] = {}
+    sizes_of = (part[1] for _, parts in wire_columns for part in parts if part is not None)
+    expected = sum(size for sizes in sizes_of for size in sizes if size > 0)
+    if expected != len(payload):
+        raise InternalError(
+            f"a listing came with {len(payload)} bytes of columns where it says {expected}: it was "
+            "damaged on its way"
+        )
     at = 0
     for name, parts in wire_columns:
         out: list[tuple[str, Any] | None] = []

@@ -13,7 +13,7 @@ from typing import Any, Final
 from dataplane.client.core import Core, StoreView
 from dataplane.client.effects import Ask, Done, Open, Pause, Tell, Verb
 from dataplane.errors import DeadlineExceeded, OutcomeUnknown, RequestError, Unreachable
-from dataplane.wire.channel import Answer, Broken
+from dataplane.wire.channel import Answer, Broken, Refused
 from dataplane.wire.messages import LONGEST_WAIT_S
 
 FIRST_PAUSE_S: Final = 0.01
@@ -129,7 +129,7 @@ def ask_once(
             try:
                 return (yield Ask(None, verb, [*parts, number, settled]))
             except Broken as error:
-                broke = True
+                broke = broke or not isinstance(error, Refused)
                 pause_s = yield from before_next_try(error, pause_s, deadline)
     except (Unreachable, DeadlineExceeded) as error:
         if not broke:

@@ -20,12 +20,12 @@ from dataplane.checkpoint.manifest import FieldEntry, GroupEntry, Manifest, Part
 from dataplane.checkpoint.save import Piece, Saving, SavingPartition
 from dataplane.client.core import Core
 from dataplane.client.effects import Run, Verb
-from dataplane.client.get import TRIES, fetch
+from dataplane.client.get import fetch
 from dataplane.client.memory import Bytes
 from dataplane.client.reading import FieldRows, ReadPlan, plan_read
-from dataplane.client.retry import ask_again
+from dataplane.client.retry import FIRST_PAUSE_S, ask_again, before_next_try
 from dataplane.client.steps import FILE_WORK, quietly, time_left
-from dataplane.errors import Unreachable, ValueLost, quote
+from dataplane.errors import ValueLost, quote
 from dataplane.types import Revision
 from dataplane.wire.channel import Broken
 
@@ -189,13 +189,13 @@ def _save_values(
 def _read(reading: _Reading, plan: ReadPlan) -> Verb[list[Bytes]]:
     """The bytes of each field of a plan, whose blocks are kept while the checkpoint is open."""
     core, deadline = reading.core, reading.deadline
-    for attempt in range(TRIES):
+    pause_s = FIRST_PAUSE_S
+    while True:
         data = [core.recycler.take(int(rows.nbytes.sum())) for rows in plan.fields]
         try:
             gone = yield from fetch(core, plan, data, deadline)
         except Broken as error:
-            if attempt == TRIES - 1:
-                raise Unreachable(f"the connection broke {TRIES} times: {error}") from error
+            pause_s = yield from before_next_try(error, pause_s, deadline)
             continue
         if not gone:
             return data
@@ -206,7 +206,6 @@ def _read(reading: _Reading, plan: ReadPlan) -> Verb[list[Bytes]]:
             partition_id=None,
             keys=plan.keys,
         )
-    raise AssertionError("the last try returns or raises")
 
 
 def spans(sizes: Ints, limit: int) -> list[tuple[int, int]]:

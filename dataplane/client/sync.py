@@ -90,9 +90,11 @@ class Client(Control):
         Tags merge into those the key has; fields replace those of the same name. With `attempt` (of
         `begin_group`) the row becomes one of that group, and draws on its room. A value is a
         tensor or array of any rank, or a Python value (str, bytes, numbers, None, lists, maps).
+        Names of tags that begin with `dataplane.` are the plane's own.
 
         Raises:
             SchemaMismatch: a field has another dtype or rank than its first write fixed.
+            ValueLost: fields for a row that is lost (it has the tag `dataplane.lost`): clear it.
             KeyNotFound: `must_exist` and the key does not exist.
             AlreadyWritten: `if_absent` and it does.
             StaleWrite: the key was cleared after this put began, or `attempt` is not open.
@@ -154,8 +156,8 @@ class Client(Control):
         never from the rows.
 
         Raises:
-            KeyNotFound, FieldNotFound: naming all that is missing; with `on_missing="drop"` those
-                keys are left out instead.
+            KeyNotFound, ValueLost, FieldNotFound: naming all that is missing, or gone with a value
+                store; with `on_missing="drop"` those keys are left out instead.
         """
         options = GetOptions(layout, pad, out, total, trim)
         deadline = self._deadline(timeout)
@@ -308,7 +310,7 @@ class Client(Control):
         self.close()
 
     def __repr__(self) -> str:
-        return f"Client(plane {self.name!r} {self.plane_id}, {self._core.joined.tags})"
+        return f"Client(plane {self.name!r} {self.plane_id}, {self._core.tags})"
 
     def __reduce__(self) -> Any:
         raise TypeError("a client does not travel; connect() in the other process instead")
@@ -372,7 +374,7 @@ class Client(Control):
 
     def _take(self, store: StoreView | None, deadline: float) -> Connection:
         """A connection that nobody else uses until it is given back."""
-        address = self._core.joined.tags if store is None else store.address
+        address = self._core.tags if store is None else store.address
         pool = self._idle.get(address)
         if pool is None:
             pool = self._idle.setdefault(address, deque())
@@ -381,7 +383,7 @@ class Client(Control):
         except IndexError:
             connection = self._connect(store, deadline)
             connection.pool = pool
-        if store is not None and not store.probed:
+        if store is not None and not store.probed:  # another store at this address was
             self._core.probe(store, connection.greeting)
         return connection
 

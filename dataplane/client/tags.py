@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,14 @@ from dataplane.client.effects import Verb
 from dataplane.client.put import as_keys, list_of
 from dataplane.client.results import Listing, unpack_listing
 from dataplane.client.retry import ask_again, ask_once
-from dataplane.errors import InvalidRequest
+from dataplane.errors import DeadlineExceeded, InvalidRequest, Unreachable
 from dataplane.tags.query import compile_where
 from dataplane.types import Revision
 
 Where = Mapping[str, object]
+
+PATIENCE_S = 2.0
+"""How long a status tries to reach a value store that is away."""
 
 
 def list_rows(
@@ -76,7 +80,13 @@ def plane_status(core: Core, deadline: float) -> Verb[dict[str, Any]]:
     values: dict[str, Any] = {}
     for store_id in status["stores"]:
         store = core.stores[store_id]
-        values[store_id] = (yield from ask_again(core, "value_status", [], deadline, store)).body
+        soon = min(deadline, time.monotonic() + PATIENCE_S)
+        try:
+            answer = yield from ask_again(core, "value_status", [], soon, store)
+        except (Unreachable, DeadlineExceeded) as error:
+            values[store_id] = {"unreachable": str(error)}
+        else:
+            values[store_id] = answer.body
     status["values"] = values
     status["bytes_in_use"] = sum(p["payload_bytes"] for p in status["partitions"].values())
     return status

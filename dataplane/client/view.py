@@ -28,7 +28,8 @@ from dataplane.client.memory import Bytes
 from dataplane.client.put import as_keys
 from dataplane.client.reading import ReadPlan, merge
 from dataplane.client.results import Rows
-from dataplane.errors import InvalidRequest, Unreachable
+from dataplane.client.retry import FIRST_PAUSE_S, before_next_try
+from dataplane.errors import InvalidRequest
 from dataplane.wire.channel import Broken
 
 
@@ -46,7 +47,9 @@ def view_batch(
         raise InvalidRequest("a view cannot be padded without a copy: use kv_batch_get")
     keys = as_keys(keys)
     fields = field_names(select_fields)
-    for attempt in range(TRIES):
+    pause_s = FIRST_PAUSE_S
+    tries = 0
+    while True:
         plan = yield from resolve(core, keys, partition_id, fields, False, deadline)
         views: list[_View] = []
         gone: list[int] = []
@@ -74,14 +77,15 @@ def view_batch(
         except Broken as error:
             # As in a get: nothing was changed, so it is simply done again.
             _close_all(views)
-            if attempt == TRIES - 1:
-                raise Unreachable(f"the connection broke {TRIES} times: {error}") from error
+            pause_s = yield from before_next_try(error, pause_s, deadline)
             continue
         except BaseException:
             _close_all(views)
             raise
         _close_all(views)
-    raise vanished(partition_id, plan, gone)  # pyright: ignore[reportPossiblyUnboundVariable]
+        tries += 1
+        if tries == TRIES:
+            raise vanished(partition_id, plan, gone)
 
 
 def _close_all(views: Sequence[_View]) -> None:

@@ -1,77 +1,161 @@
 """A plane in one child process, for machines without Ray, tests and single-node jobs.
 
 The child serves both stores and ends when the pipe to its parent closes, whatever ended the
-parent. It leaves nothing behind; should both be killed at once, the next start sweeps what nobody
-locks.
+parent. Should it die before, the parent starts another one in the same folders, which goes on from
+the journal and the segments there. It leaves nothing behind; should both be killed at once, the
+next start sweeps what nobody locks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
 from typing import Any
 
 from dataplane.client.core import Joined
 from dataplane.config import Config
-from dataplane.errors import DeadlineExceeded, InternalError, PlaneLost, from_wire
-from dataplane.host.folders import Folders, plane_folders, remove_unowned, sweep
+from dataplane.errors import DataplaneError, DeadlineExceeded, PlaneLost, from_wire
+from dataplane.host.folders import (
+    Folders,
+    Ownership,
+    claim,
+    plane_folders,
+    remove_unowned,
+    sweep,
+)
+from dataplane.host.presence import find_by_folder
 from dataplane.host.records import Record, find, read_record, read_secret
 from dataplane.server.process import new_plane_id
 from dataplane.wire.address import Address
 
+log = logging.getLogger("dataplane.host")
+
 CLOSE_TIMEOUT_S = 10.0
+YOUNG_S = 1.0
+"""Children that die younger, one after the other, are started again with longer pauses."""
+FIRST_PAUSE_S = 0.05
+LAST_PAUSE_S = 2.0
 
 
 class EmbeddedHost:
-    """The parent's side of a plane that it started."""
+    """The parent's side of a plane that it started: it owns the folders with the child, and starts
+    another one when it dies."""
 
-    def __init__(self, joined: Joined, folders: Folders, process: subprocess.Popen[bytes]) -> None:
-        self.joined = joined
+    def __init__(
+        self,
+        folders: Folders,
+        config: Config,
+        ownership: Ownership,
+        process: subprocess.Popen[bytes],
+    ) -> None:
         self.folders = folders
+        self._config = config
+        self._ownership = ownership
         self._process: subprocess.Popen[bytes] | None = process
         self._pid = os.getpid()
+        self._lock = threading.Lock()  # guards which child it is, and whether one may be started
+        self._stopping = threading.Event()
+        self._supervisor = threading.Thread(
+            target=self._supervise, args=(process,), name="dataplane-supervisor", daemon=True
+        )
+        self.joined = joined_by(read_record(folders), config)
+        self._supervisor.start()
         _hosts.add(self)
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child; None once it was stopped."""
+        """Process id of the child that serves, or served last; None once it was stopped."""
         return self._process.pid if self._process is not None else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the plane has ended, by whomever."""
+        return not self._supervisor.is_alive()
 
     def stop(self) -> None:
         """End the plane and wait until its process is gone. Repeatable."""
-        process, self._process = self._process, None
-        if process is None:
-            return
         if os.getpid() != self._pid:
             return  # a forked child: the plane is the parent's
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        with self._lock:
+            self._stopping.set()
+            process, self._process = self._process, None
+        if process is None:
+            return
+        _end(process)
+        self._supervisor.join()
+        self._ownership.release()
         remove_unowned(self.folders)
+
+    def _supervise(self, process: subprocess.Popen[bytes]) -> None:
+        pause_s = 0.0
+        while True:
+            began = time.monotonic()
+            status = process.wait()
+            if self._stopping.is_set():
+                return
+            if not status:
+                log.info("plane %r was ended by a client", self.folders.name)
+                break
+            log.warning(
+                "the process of plane %r ended with status %d; another one goes on from its "
+                "journal",
+                self.folders.name,
+                status,
+            )
+            if time.monotonic() - began > YOUNG_S:
+                pause_s = 0.0
+            another = self._start_another(pause_s)
+            if another is None:
+                break
+            pause_s = _longer(pause_s)
+            with self._lock:
+                if self._stopping.is_set():
+                    _end(another)
+                    return
+                _close_pipes(process)
+                self._process = process = another
+        # It is over, and not by this process: nobody finds it any more.
+        self._ownership.release()
+        remove_unowned(self.folders)
+
+    def _start_another(self, pause_s: float) -> subprocess.Popen[bytes] | None:
+        """Another child that serves; None if there can be none."""
+        while not self._stopping.wait(pause_s):
+            try:
+                return _spawn(self.folders, self._config)
+            except (DeadlineExceeded, PlaneLost, OSError) as error:
+                log.warning("plane %r did not come up again: %s", self.folders.name, error)
+                pause_s = _longer(pause_s)
+            except DataplaneError as error:
+                log.error("plane %r cannot be started again: %s", self.folders.name, error)
+                return None
+        return None
 
     def close_in_child(self) -> None:
         """Close a forked child's copy of the pipe, so that the parent's end is still noticed."""
         process, self._process = self._process, None
+        self._ownership.close_in_child()
         if process is None:
             return
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()  # nothing is buffered in it, so nothing is written
+        _close_pipes(process)  # nothing is buffered in them, so nothing is written
         # The parent reaps it; a wait here would fail, and Popen would warn.
         process.returncode = 0
+
+
+def _longer(pause_s: float) -> float:
+    return min(max(2 * pause_s, FIRST_PAUSE_S), LAST_PAUSE_S)
 
 
 def start(name: str, config: Config) -> EmbeddedHost:
@@ -83,6 +167,35 @@ def start(name: str, config: Config) -> EmbeddedHost:
     """
     sweep(config.runtime_dir, config.shm_dir)
     folders = plane_folders(name, new_plane_id(), config.runtime_dir, config.shm_dir)
+    ownership = claim(folders)
+    try:
+        return EmbeddedHost(folders, config, ownership, _spawn(folders, config))
+    except BaseException:
+        ownership.release()
+        remove_unowned(folders)
+        raise
+
+
+def serve_until_signalled(name: str, config: Config, announce: Callable[[str], None]) -> None:
+    """What `dataplane serve` does: a plane that runs until SIGTERM or SIGINT, or is destroyed."""
+    signalled = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        signalled.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    host = start(name, config)
+    try:
+        announce(f"plane {name!r} ({host.joined.plane_id}) serves at {host.joined.tags}")
+        while not signalled.wait(1.0) and not host.ended:
+            pass
+    finally:
+        host.stop()
+
+
+def _spawn(folders: Folders, config: Config) -> subprocess.Popen[bytes]:
+    """A child that serves the plane of these folders. If there is none, none is left."""
     process = subprocess.Popen(
         [sys.executable, "-m", "dataplane.server.process"],
         stdin=subprocess.PIPE,
@@ -90,9 +203,8 @@ def start(name: str, config: Config) -> EmbeddedHost:
         env=_environment(),
     )
     assert process.stdin is not None
-    assert process.stdout is not None
     settings = {
-        "name": name,
+        "name": folders.name,
         "plane_id": folders.plane_id,
         "config": config.model_dump(mode="json"),
     }
@@ -106,14 +218,30 @@ def start(name: str, config: Config) -> EmbeddedHost:
     except BaseException:
         process.kill()
         process.wait()
-        process.stdin.close()
-        process.stdout.close()
-        remove_unowned(folders)
+        _close_pipes(process)
         raise
-    records = [r for r in find(name, config.runtime_dir) if r.plane_id == folders.plane_id]
-    if not records:
-        raise InternalError(f"plane {name!r} came up and wrote no record")
-    return EmbeddedHost(joined_by(records[0], config), folders, process)
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Have a child end, and wait until it has."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.write(b"end")
+        process.stdin.close()
+    try:
+        process.wait(CLOSE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _close_pipes(process)
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def attach(name: str, config: Config) -> Joined | None:
@@ -126,7 +254,11 @@ def joined_by(record: Record, config: Config) -> Joined:
     """What a client needs to join the plane of a record."""
     folders = plane_folders(record.name, record.plane_id, config.runtime_dir, config.shm_dir)
     return Joined(
-        record.name, record.plane_id, read_secret(folders), Address(record.unix, record.tcp)
+        record.name,
+        record.plane_id,
+        read_secret(folders),
+        Address(record.unix, record.tcp),
+        find=partial(find_by_folder, folders),
     )
 
 
@@ -138,7 +270,13 @@ def attach_address(address: str, config: Config) -> Joined:
     folders = plane_folders("address", plane_id, root, config.shm_dir)
     record = read_record(folders)
     folders = plane_folders(record.name, plane_id, root, config.shm_dir)
-    return Joined(record.name, plane_id, read_secret(folders), Address(record.unix, record.tcp))
+    return Joined(
+        record.name,
+        plane_id,
+        read_secret(folders),
+        Address(record.unix, record.tcp),
+        find=partial(find_by_folder, folders),
+    )
 
 
 def _answer(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:

@@ -40,6 +40,8 @@ _MAX_SOCKET_PATH_BYTES = 107  # sun_path holds 108 with its NUL
 _MAX_SOCKET_NAME_BYTES = 16
 RAY_SESSION = "ray_session"
 """The file that says which Ray session hosts the plane of a folder."""
+KEPT = "kept"
+"""The file that says why a runtime folder stays although nobody owns it."""
 _MAX_FILE_BYTES = 64 << 10
 _LOCK_WAIT_S = 10.0
 _LOCK_POLL_S = 0.005
@@ -184,6 +186,27 @@ def sweep(
         except (InternalError, OSError) as error:
             log.warning("cannot sweep plane %s: %s", plane_id, error)
     return removed
+
+
+def ray_session(folder: Path) -> str | None:
+    """The Ray session that hosts the plane of a folder; None where Ray does not."""
+    try:
+        return read_file(folder / RAY_SESSION).decode(errors="replace")
+    except PlaneLost:
+        return None
+
+
+def keep(folders: Folders, why: str) -> None:
+    """Have the runtime folder stay when nobody owns it: somebody is to look at what is in it."""
+    write_file(folders.runtime / KEPT, why.encode())
+
+
+def why_kept(runtime: Path) -> str | None:
+    """Why a runtime folder stays; None if it does not."""
+    try:
+        return read_file(runtime / KEPT).decode(errors="replace")
+    except PlaneLost:
+        return None
 
 
 def remove_unowned(folders: Folders) -> bool:
@@ -356,10 +379,11 @@ def _remove(folders: Folders, is_session_alive: Callable[[str], bool] | None) ->
     taken: list[tuple[Path, int]] = []
     try:
         with root_lock(folders.root):
+            kept = why_kept(folders.runtime) is not None
             for folder in (folders.runtime, folders.segments):
-                if not _is_ours(folder):
+                if not _is_ours(folder) or (kept and folder == folders.runtime):
                     continue
-                session = _ray_session(folder)
+                session = ray_session(folder)
                 if session is not None and (is_session_alive is None or is_session_alive(session)):
                     return []
                 try:
@@ -392,13 +416,6 @@ def _delete(folder: Path) -> None:
     # A claim that comes now makes a new lock file; the folder is its own then.
     with contextlib.suppress(OSError):
         os.rmdir(folder)
-
-
-def _ray_session(folder: Path) -> str | None:
-    try:
-        return read_file(folder / RAY_SESSION).decode(errors="replace")
-    except PlaneLost:
-        return None
 
 
 def write_file(path: Path, content: bytes) -> None:

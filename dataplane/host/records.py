@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -25,6 +26,7 @@ from dataplane.host.folders import (
     root_lock,
     write_file,
 )
+from dataplane.wire.auth import SECRET_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,27 @@ def read_secret(folders: Folders) -> bytes:
         return bytes.fromhex(read_file(folders.runtime / "secret").decode())
     except ValueError as error:
         raise InternalError(f"{folders.runtime}/secret is damaged") from error
+
+
+def secret_of(folders: Folders) -> bytes:
+    """The plane's secret; a new one, which is kept, where it has none yet."""
+    try:
+        return read_secret(folders)
+    except PlaneLost:
+        secret = secrets.token_bytes(SECRET_BYTES)
+        write_secret(folders, secret)
+        return secret
+
+
+def endpoint_of(folders: Folders, host: str | None) -> tuple[str, int] | None:
+    """Where a plane is to listen on a host: at the port that it had there before, if any."""
+    if host is None:
+        return None
+    try:
+        before = read_record(folders).tcp
+    except PlaneLost:
+        before = None
+    return before if before is not None and before[0] == host else (host, 0)
 
 
 def find(name: str, root: str | os.PathLike[str] | None = None) -> list[Record]:

@@ -379,6 +379,10 @@ class Claiming:
             partition.claims.holders.detached(client_id, self._ledger.lease_now)
             self._watch_leases()
 
+    def skip_ids(self, up_to: int) -> None:
+        """Claims of the plane have had these numbers."""
+        self._ledger.skip_ids(up_to)
+
     def restored(self, partition: Partition) -> None:
         """The claims of a partition came from elsewhere: their clients have yet to come."""
         claims = partition.claims
@@ -397,6 +401,7 @@ class Claiming:
 
     async def _tick(self) -> None:
         clock = self._ledger.clock
+        failing = False
         try:
             while True:
                 clock.tick(time.monotonic())
@@ -404,11 +409,17 @@ class Claiming:
                 if not away:
                     return
                 for partition in away:
-                    partition.claims.expire(partition, self._ledger)
+                    try:
+                        partition.claims.expire(partition, self._ledger)
+                        failing = False
+                    except (
+                        DataplaneError
+                    ) as error:  # the journal takes no more, for now or for ever
+                        if not failing:
+                            log.error("leases cannot end: %s", error)
+                        failing = True
                     self._serve(partition)
                 await asyncio.sleep(TICK_S)
-        except DataplaneError as error:
-            log.error("leases cannot end: %s", error)  # the journal takes no more
         finally:
             clock.pause()
             self._ticking = None

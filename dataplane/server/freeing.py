@@ -83,6 +83,7 @@ class Freeing:
         self._unheard: dict[str, list[int]] = {}
         self._holds = 0
         self._telling: dict[str, asyncio.Task[Any]] = {}
+        self._registered = asyncio.Event()
 
     @property
     def unheard(self) -> int:
@@ -92,12 +93,26 @@ class Freeing:
     def register(self, values: Values) -> None:
         """A value store is there; what it has not heard is told now."""
         self.stores[values.store_id] = values
+        self._registered.set()
+        self._registered = asyncio.Event()
         self.run()
+
+    async def next_registered(self, timeout_s: float) -> bool:
+        """Wait until a value store registers; whether one did in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._registered.wait()
+        except TimeoutError:
+            return False
 
     def drop(self, store_id: str, block: int) -> None:
         """Free a block that never had a row."""
         self._unheard.setdefault(store_id, []).append(block)
         self.run()
+
+    def forget(self, store_id: str) -> None:
+        """A value store is gone for good: nobody is left to hear what it had not heard."""
+        self._unheard.pop(store_id, None)
 
     def pause(self) -> None:
         """What dies from here on waits until as many `resume` as `pause` have come: somebody reads

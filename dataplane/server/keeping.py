@@ -47,22 +47,30 @@ class Keeping:
         """Room in the first store that has it at once, beginning with the home of who asks; else,
         with `wait`, where it comes free first. None if the plane has no store that could hold any.
 
-        QuotaExceeded if none comes free before the deadline (of the loop's clock).
+        QuotaExceeded if none comes free before the deadline (of the loop's clock). Unreachable if
+        the stores that there are do not come back before it.
         """
-        candidates = self._candidates(home)
-        if not candidates:
-            return None
-        self._last_token -= 1
-        token = self._last_token
-        for values in candidates:
+        while True:
+            candidates = self._candidates(home)
+            if not candidates:
+                return None
+            self._last_token -= 1
+            token = self._last_token
+            for values in candidates:
+                try:
+                    await values.hold(token, nbytes, 0.0)
+                except (QuotaExceeded, ConnectionError):
+                    continue
+                return Kept(values, token)
+            if not wait:
+                return None
             try:
-                await values.hold(token, nbytes, 0.0)
-            except (QuotaExceeded, ConnectionError):
-                continue
-            return Kept(values, token)
-        if not wait:
-            return None
-        return Kept(await _first_to_hold(candidates, token, nbytes, deadline), token)
+                return Kept(await _first_to_hold(candidates, token, nbytes, deadline), token)
+            except Unreachable:
+                # All of them are away; they are started again.
+                left = max(0.0, deadline - asyncio.get_running_loop().time())
+                if not await self._service.freeing.next_registered(left):
+                    raise
 
     async def bind(self, kept: Kept, group: Group) -> None:
         """From here on the store knows the room by the group's attempt. Once begun it is carried

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import resource
 import secrets
-import socket
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -22,18 +23,27 @@ from dataplane.errors import InternalError, InvalidRequest, PermissionDenied, Pl
 from dataplane.host.folders import Folders
 from dataplane.server.connection import GREETING_S, Connection, Payload, Verb
 from dataplane.server.ports import LocalTags, LocalValues, RemoteTags
+from dataplane.server.snapshotting import Snapshots
 from dataplane.server.spinner import Spinner
 from dataplane.server.tag_service import TagService
 from dataplane.server.value_service import TagPort, ValueService
 from dataplane.tags.history import History
-from dataplane.tags.journal import FileJournal
+from dataplane.tags.journal_folder import open_journal
 from dataplane.tags.store import TagStore
 from dataplane.values.budget import shared_memory_budget
+from dataplane.values.incarnation import bytes_left
 from dataplane.values.store import ValueStore
 from dataplane.wire import columns
-from dataplane.wire.address import Address
-from dataplane.wire.channel import Channel
+from dataplane.wire.address import Address, prepare_tcp
 from dataplane.wire.frames import Body, Header
+
+log = logging.getLogger("dataplane.server")
+
+JOURNAL = "journal"
+"""The folder of the journal, in a plane's runtime folder."""
+
+Endpoint = tuple[str, int]
+"""Host and port; port 0 stands for any."""
 
 
 class PlaneServer:
@@ -55,43 +65,59 @@ class PlaneServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._connections: set[Connection] = set()
         self._idle: asyncio.TimerHandle | None = None
+        self._port: RemoteTags | None = None
 
     # -- building ----------------------------------------------------------------------------
 
     def serve_tags(self, *, linger: bool = False) -> TagService:
-        """Give this process the plane's tag store, journal and all."""
-        store = TagStore(
-            epoch=1,
-            history=History(self.config.history_changes, self.config.history_age_s),
-            open_schemas=self.config.open_schemas,
+        """Give this process the plane's tag store: a new one, or what the journal says of it.
+
+        JournalDamaged, with the file and the offset, if the journal is not as it was written.
+        """
+        config = self.config
+        history = History(config.history_changes, config.history_age_s)
+        opened = open_journal(
+            self.folders.runtime / JOURNAL,
+            self.plane_id,
+            open_schemas=config.open_schemas,
+            sync=config.journal_sync,
+            history=history,
+            now=time.time(),
         )
-        journal = FileJournal(
-            self.folders.runtime / "journal", self.plane_id, store.epoch,
-            open_schemas=self.config.open_schemas,
-        )  # fmt: skip
-        self.tags = TagService(store, journal, on_destroy=self.ended.set)
+        replay = opened.replay
+        if replay is not None:
+            store = replay.store
+        else:
+            store = TagStore(1, history, open_schemas=config.open_schemas)
+        self.tags = TagService(store, opened.journal, on_destroy=self.ended.set)
+        if replay is not None:
+            self.tags.resume(replay)
         self.verbs.update(self.tags.verbs)
-        self._tasks.append(asyncio.get_running_loop().create_task(self.tags.upkeep()))
+        snapshots = Snapshots(opened.journal, config.snapshot_bytes)
+        loop = asyncio.get_running_loop()
+        self._tasks += [loop.create_task(self.tags.upkeep()), loop.create_task(snapshots.run())]
         if linger:
             # The first client comes when a value store is up as well.
-            self._watch_idle(self.config.start_timeout_s)
+            self._watch_idle(config.start_timeout_s)
         return self.tags
 
     async def serve_values(
-        self, node_id: str, tags: TagPort, *, reserved_bytes: int = 0
+        self, store_id: str, tags: TagPort, *, reserved_bytes: int = 0
     ) -> ValueService:
-        """Give this process the node's value store."""
+        """Give this process the node's value store, with what an earlier process left of it."""
         # Stores of several Ray nodes can share a machine, and then this folder.
-        folder = self.folders.segments / node_id
-        folder.mkdir(mode=0o700)
-        budget = shared_memory_budget(folder, self.config.capacity_bytes, reserved_bytes)
+        folder = self.folders.segments / store_id
+        folder.mkdir(mode=0o700, exist_ok=True)
+        budget = shared_memory_budget(
+            folder, self.config.capacity_bytes, reserved_bytes, own_bytes=bytes_left(folder)
+        )
         if self.config.segment_bytes < budget.segment_bytes:
             budget = budget._replace(segment_bytes=self.config.segment_bytes)
         store = ValueStore(
             folder,
             budget,
             plane_id=self.plane_id,
-            store_id=node_id,
+            store_id=store_id,
             nonce=secrets.token_bytes(16),
         )
         await store.start()
@@ -99,57 +125,92 @@ class PlaneServer:
         self.verbs.update(self.values.verbs)
         return self.values
 
-    async def serve_both(self, node_id: str) -> None:
-        """The embedded plane: both stores, publishing by a call."""
+    async def serve_both(self, store_id: str, socket_name: str, tcp: Endpoint | None) -> None:
+        """The embedded plane: both stores behind one socket, publishing by a call."""
         tags = self.serve_tags()
-        values = await self.serve_values(node_id, LocalTags(tags, node_id))
-        tags.register(LocalValues(values, self.address.to_wire()))
+        values = await self.serve_values(store_id, LocalTags(tags, store_id))
+        registering = tags.registering
+        lost = await values.store.reconcile(await registering.live(store_id))
+        without_room = values.store.reconcile_holds(registering.kept(store_id))
+        address = await self.bind(socket_name, tcp)
+        registering.register(LocalValues(values, address.to_wire()), lost, without_room)
+        await self.listen()
 
-    async def join_tags(self, channel: Channel, port: RemoteTags) -> None:
+    async def join_tags(self, port: RemoteTags) -> None:
         """Register this process's value store at the plane's tag store."""
         if self.values is None:
             raise InternalError("there is no value store to register")
-        await port.join(channel, self.values, self.address.to_wire())
+        self._port = port
+        await port.join(self.values, self.address.to_wire())
 
-    async def listen(self, socket_name: str, tcp_host: str | None) -> Address:
-        """Open the sockets; where they are."""
+    async def bind(self, socket_name: str, tcp: Endpoint | None) -> Address:
+        """Where the sockets are to be, which nobody can connect to yet. Should the port be taken,
+        it is another one."""
         loop = asyncio.get_running_loop()
         path = self.folders.socket(socket_name)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._servers.append(
-            await loop.create_unix_server(lambda: self._accepted(local=True), path, backlog=4096)
+            await loop.create_unix_server(
+                lambda: self._accepted(local=True), path, backlog=4096, start_serving=False
+            )
         )
         os.chmod(path, 0o600)
-        tcp = None
-        if tcp_host is not None:
-            tls = self.config.tls
-            server = await loop.create_server(
-                lambda: self._accepted(local=False),
-                tcp_host,
-                0,
-                backlog=4096,
-                ssl=tls.server() if tls else None,
-                ssl_handshake_timeout=GREETING_S if tls else None,
-            )
+        bound = None
+        if tcp is not None:
+            host, port = tcp
+            try:
+                server = await self._listen_tcp(host, port)
+            except OSError as error:
+                if not port:
+                    raise
+                log.warning("%s:%d cannot be had again: %s", host, port, error)
+                server = await self._listen_tcp(host, 0)
             self._servers.append(server)
-            tcp = (tcp_host, int(server.sockets[0].getsockname()[1]))
-        self.address = Address(path, tcp)
+            bound = (host, int(server.sockets[0].getsockname()[1]))
+        self.address = Address(path, bound)
         return self.address
 
+    async def _listen_tcp(self, host: str, port: int) -> asyncio.Server:
+        tls = self.config.tls
+        return await asyncio.get_running_loop().create_server(
+            lambda: self._accepted(local=False),
+            host,
+            port,
+            backlog=4096,
+            ssl=tls.server() if tls else None,
+            ssl_handshake_timeout=GREETING_S if tls else None,
+            start_serving=False,
+        )
+
+    async def listen(self) -> None:
+        """Serve who connects from now on."""
+        for server in self._servers:
+            await server.start_serving()
+
     async def close(self) -> None:
-        """Stop serving and give back all shared memory."""
+        """Stop serving for good and give back all shared memory."""
+        if self.tags is not None:
+            self.tags.registering.end()
+        if self._port is not None:
+            self._port.close()
         for server in self._servers:
             server.close()
         for connection in list(self._connections):
             connection.transport.close()
         for task in self._tasks:
             task.cancel()
-        await asyncio.sleep(0)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.values is not None:
             self.values.store.close()
         if self.tags is not None:
             self.tags.journal.close()
+
+    def descriptors(self) -> list[int]:
+        """The sockets that are open, so that a forked child can let go of its copies."""
+        sockets: list[Any] = [s for server in self._servers for s in server.sockets]
+        sockets += [c.transport.get_extra_info("socket") for c in self._connections]
+        return [fd for s in sockets if s is not None and (fd := s.fileno()) >= 0]
 
     # -- what connections ask ----------------------------------------------------------------
 
@@ -169,8 +230,7 @@ class PlaneServer:
         self._connections.add(connection)
         if not connection.local:
             raw: Any = connection.transport.get_extra_info("socket")
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            prepare_tcp(raw)
         greeting: dict[str, Any] = {}
         if self.tags is not None:
             self.tags.attach(connection.client_id, connection.label)
@@ -195,6 +255,8 @@ class PlaneServer:
         if self.values is not None:
             self.values.gone(connection, stopped=stopped)
         if self.tags is not None:
+            if connection.role == "store":
+                self.tags.registering.gone(connection)
             self.tags.detach(connection.client_id)
             if connection.role == "client" and self._lingers:
                 self._watch_idle()

@@ -7,14 +7,28 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from dataplane.errors import DataplaneError, InternalError, InvalidRequest, PlaneLost
+import numpy as np
+
+from dataplane.errors import (
+    DataplaneError,
+    InternalError,
+    InvalidRequest,
+    PlaneLost,
+    Unreachable,
+)
 from dataplane.server.putting import when_done
 from dataplane.server.tag_service import TagService
 from dataplane.server.value_service import Published, ValueService
-from dataplane.wire.channel import Answer, Channel
+from dataplane.types import Revision
+from dataplane.values.store import Live
+from dataplane.wire.channel import Answer, Broken, Channel
 from dataplane.wire.frames import Body, Header
 
 log = logging.getLogger("dataplane.server")
+
+FIRST_PAUSE_S = 0.02
+LAST_PAUSE_S = 0.5
+"""Between two tries to find a tag store that is away."""
 
 
 class LocalTags:
@@ -57,8 +71,8 @@ class LocalTags:
     def begin(self, done: Published) -> None:
         done(self._tags.store.revision(), None)
 
-    async def repack_candidates(self, limit: int) -> list[Any]:
-        return await self._tags.repack_candidates(self._store_id, limit)
+    async def repack_candidates(self, limit: int, segment: int | None = None) -> list[Any]:
+        return await self._tags.repack_candidates(self._store_id, limit, segment)
 
     async def repack(self, old: int, block: Body, moves: list[Any]) -> None:
         self._tags.repack(self._store_id, old, block, moves)
@@ -91,22 +105,137 @@ class LocalValues:
         self._values.store.held(updates)
 
 
+class _Request:
+    """What a value store asked of the tag store, and asks again until it is answered."""
+
+    __slots__ = ("body", "done", "verb")
+
+    def __init__(self, verb: str, body: Body, done: Published) -> None:
+        self.verb = verb
+        self.body = body
+        self.done = done
+
+
 class RemoteTags:
-    """The tag store at the other end of a channel; when it is lost, so is the plane."""
+    """The tag store at the other end of a channel, which may be started again meanwhile.
 
-    def __init__(self, on_lost: Callable[[], None]) -> None:
+    What is asked while it is away, and what was not answered when it went, is sent once it is back:
+    requests carry the numbers of their clients, so each has one effect. The value store joins it
+    again as it did at first.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[Callable[[Channel, Header], None]], Awaitable[Channel]],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._connect = connect
+        """Makes a channel to where the tag store is now. PlaneLost if the plane is no more."""
+        self._on_end = on_end
         self._channel: Channel | None = None
+        """None while the tag store is away."""
         self._values: ValueService | None = None
-        self._on_lost = on_lost
+        self._address: Body = None
+        self._lost: PlaneLost | None = None
+        self._behind = False
+        """Whether a tag store came back that knows less than it had acknowledged."""
+        self._pending: dict[_Request, None] = {}
+        self._begun: dict[int, Revision] = {}
+        """The last revision seen before each put began that is under way, by its token."""
+        self._publishing: set[int] = set()
+        """Tokens of publications that are not answered."""
+        self._seen = Revision(0, 0)
+        """The last revision that any answer carried."""
+        self._joining: asyncio.Task[None] | None = None
 
-    async def join(self, channel: Channel, values: ValueService, address: Body) -> None:
-        """Register the value store; publications go through this channel from now on."""
-        self._channel = channel
+    async def join(self, values: ValueService, address: Body) -> None:
+        """Register the value store, whose clients find it at an address."""
         self._values = values
-        channel.on_lost = self._on_lost
-        await channel.call("register", [address])
+        self._address = address
+        await self._join()
 
-    def on_request(self, channel: Channel, header: Header) -> None:
+    async def _join(self) -> None:
+        """Join the tag store once.
+
+        PlaneLost if it knows less than it has acknowledged: nothing is freed for such a one.
+        """
+        assert self._values is not None
+        store = self._values.store
+        channel = await self._connect(self._on_request)
+        try:
+            self._check(channel.greeting["revision"])
+            answer = await channel.call("live", [], into=lambda _, n: memoryview(bytearray(n)))
+            revision, kept = answer.body
+            self._check(revision)
+            columns = np.frombuffer(answer.payload, np.int64).reshape(4, -1)
+            lost = await store.reconcile(Live(*columns))
+            without_room = store.reconcile_holds(kept)
+            await channel.call("register", [self._address, lost, without_room])
+            self._see(revision)
+            for token, since in self._begun.items():
+                channel.tell("begun", [token, since])
+            self._channel = channel
+            for request in list(self._pending):
+                self._send(request)
+        except BaseException:
+            channel.close()
+            raise
+        channel.on_lost = self._on_lost
+        if channel.closed:
+            self._on_lost()
+
+    def close(self) -> None:
+        """The value store ends."""
+        if self._joining is not None:
+            self._joining.cancel()
+        if self._channel is not None:
+            self._channel.on_lost = None
+            self._channel.close()
+        self._fail(PlaneLost("the value store of this node ends, and so does the plane"))
+
+    def _check(self, revision: Body) -> None:
+        there = Revision(*revision)
+        if there.n < self._seen.n:
+            self._behind = True
+            raise PlaneLost(
+                f"the tag store is at revision {there.n}, and had acknowledged {self._seen.n}: its "
+                "journal was cut or replaced, so the rows of this plane cannot be trusted; nothing "
+                "was freed; start a new plane from a checkpoint"
+            )
+
+    def _see(self, revision: Body) -> None:
+        seen = Revision(*revision)
+        if seen.n > self._seen.n:
+            self._seen = seen
+
+    # -- while it is away --------------------------------------------------------------------
+
+    def _on_lost(self) -> None:
+        self._channel = None
+        if self._joining is None and self._lost is None:
+            log.warning("the tag store is away; its clients wait until it is back")
+            self._joining = asyncio.get_running_loop().create_task(self._join_again())
+
+    async def _join_again(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while self._channel is None:
+            try:
+                await self._join()
+            except PlaneLost as error:
+                self._fail(error)
+                if not self._behind:
+                    self._on_end()
+                return
+            except (OSError, DataplaneError) as error:
+                log.info("the tag store is not back yet: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        self._joining = None
+        log.warning("the tag store is back, at revision %s", tuple(self._seen))
+
+    # -- what the tag store asks ------------------------------------------------------------
+
+    def _on_request(self, channel: Channel, header: Header) -> None:
         """What the tag store asks of this value store."""
         number = header.number
 
@@ -132,6 +261,9 @@ class RemoteTags:
             raise InternalError("the value store has not joined its tag store yet")
         if kind == "free":
             self._values.store.kill(body[0])
+        elif kind == "end":
+            self._fail(PlaneLost("the plane was destroyed, or nobody has used it for long"))
+            self._on_end()
         elif kind == "hold":
             attempt, nbytes, timeout_s = body
             return self._values.hold(attempt, nbytes, timeout_s)
@@ -144,6 +276,8 @@ class RemoteTags:
             raise InvalidRequest(f"a value store does not know {kind!r:.80}")
         return None
 
+    # -- what is asked of it -----------------------------------------------------------------
+
     def publish(
         self,
         client_id: str,
@@ -153,43 +287,92 @@ class RemoteTags:
         token: int,
         done: Published,
     ) -> None:
-        self._send("publish", [client_id, meta, tags, block, token], done)
+        def answered(answer: Any, error: DataplaneError | None) -> None:
+            self._begun.pop(token, None)
+            self._publishing.discard(token)
+            if error is None:
+                self._see(answer[0])
+            done(answer, error)
+
+        # One that arrived whole too: sent again, it must not count as younger than it is.
+        self._begun.setdefault(token, self._seen)
+        self._publishing.add(token)
+        self._ask("publish", [client_id, meta, tags, block, token], answered)
 
     def begun(self, token: int) -> None:
-        self._joined().tell("begun", [token])
+        self._begun[token] = self._seen
+        if self._channel is not None:
+            self._channel.tell("begun", [token])
 
     def forget(self, token: int) -> None:
-        self._joined().tell("forget", [token])
+        if token not in self._publishing:
+            self._begun.pop(token, None)
+        if self._channel is not None:
+            self._channel.tell("forget", [token])
 
     def begin(self, done: Published) -> None:
-        self._send("begin", [], done)
+        def answered(answer: Any, error: DataplaneError | None) -> None:
+            if error is None:
+                self._see(answer)
+            done(answer, error)
 
-    def _send(self, verb: str, body: Body, done: Published) -> None:
-        channel = self._joined()
+        self._ask("begin", [], answered)
+
+    def _ask(self, verb: str, body: Body, done: Published) -> None:
+        if self._lost is not None:
+            done(None, self._lost)
+            return
+        request = _Request(verb, body, done)
+        self._pending[request] = None
+        self._send(request)
+
+    def _send(self, request: _Request) -> None:
+        channel = self._channel
+        if channel is None:
+            return  # it is sent when the tag store is back
 
         def answered(future: asyncio.Future[Answer]) -> None:
             error = future.exception()
+            if isinstance(error, Broken) or request not in self._pending:
+                return  # it is sent again, or was given up
+            del self._pending[request]
             if error is None:
-                done(future.result().body, None)
+                request.done(future.result().body, None)
             elif isinstance(error, DataplaneError):
-                done(None, error)
+                request.done(None, error)
             else:
-                done(None, PlaneLost(f"the tag store of this plane is gone: {error}"))
+                request.done(None, _typed(request.verb, error))
 
-        try:
-            channel.send(verb, body).add_done_callback(answered)
-        except DataplaneError as error:
-            done(None, error)
+        channel.send(request.verb, request.body).add_done_callback(answered)
 
-    async def repack_candidates(self, limit: int) -> list[Any]:
-        return (await self._joined().call("repack_candidates", [limit])).body
+    def _fail(self, error: PlaneLost) -> None:
+        """Nothing is answered any more."""
+        self._lost = error
+        pending, self._pending = self._pending, {}
+        for request in pending:
+            request.done(None, error)
+
+    async def repack_candidates(self, limit: int, segment: int | None = None) -> list[Any]:
+        return (await self._joined().call("repack_candidates", [limit, segment])).body
 
     async def repack(self, old: int, block: Body, moves: list[Any]) -> None:
-        await self._joined().call("repack", [old, block, moves])
+        # Until it is known whether the tag store points there, the new block may not go.
+        repacked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def answered(_: Any, error: DataplaneError | None) -> None:
+            if repacked.done():
+                return
+            if error is None:
+                repacked.set_result(None)
+            else:
+                repacked.set_exception(error)
+
+        self._ask("repack", [old, block, moves], answered)
+        await repacked
 
     def _joined(self) -> Channel:
         if self._channel is None:
-            raise InternalError("the value store has not joined its tag store yet")
+            raise Unreachable("the tag store is away; it is started again, or the plane ends")
         return self._channel
 
 

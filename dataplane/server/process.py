@@ -1,10 +1,11 @@
 """The process of an embedded plane: both stores behind one socket.
 
-Started by `dataplane.init()` as a child that ends when the pipe to its parent closes, or by
-`dataplane serve`, which runs it until SIGTERM.
+Started by `dataplane.init()` and by `dataplane serve` as a child that ends when the pipe to its
+parent closes, and started again by them when it dies (host/embedded.py).
 
 The child reads one JSON line with its settings from standard input, answers with one JSON line on
-standard output, and from then on only watches standard input for its end.
+standard output, and from then on only watches standard input: its end says that the parent is gone,
+a byte that it ends the plane.
 """
 
 from __future__ import annotations
@@ -16,17 +17,27 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import uvloop
 
 from dataplane.config import Config
-from dataplane.errors import DataplaneError, InternalError, to_wire
-from dataplane.host.folders import Folders, Ownership, claim, plane_folders, remove_unowned, sweep
-from dataplane.host.records import Record, write_record, write_secret
+from dataplane.errors import DataplaneError, InternalError, JournalDamaged, to_wire
+from dataplane.host.folders import (
+    Folders,
+    Ownership,
+    claim,
+    keep,
+    plane_folders,
+    remove_unowned,
+)
+from dataplane.host.records import Record, endpoint_of, secret_of, write_record
 from dataplane.server.plane import PlaneServer, prepare_process
-from dataplane.wire.auth import SECRET_BYTES
+
+KILLED_LOCK_S = 2.0
+"""How long others of a plane may hold its folders after they were killed."""
 
 
 def new_plane_id() -> str:
@@ -41,22 +52,30 @@ async def serve(
     ready: Callable[[PlaneServer], None],
     until: asyncio.Event,
 ) -> None:
-    """Run an embedded plane in this process until `until` is set or the plane is destroyed."""
+    """Run an embedded plane in this process until `until` is set or the plane is destroyed.
+
+    Where an earlier process of the plane left its journal and segments, this one goes on from them.
+    """
     ownership: Ownership = claim(folders)
     try:
-        secret = secrets.token_bytes(SECRET_BYTES)
-        write_secret(folders, secret)
-        server = PlaneServer(folders, config, secret)
+        server = PlaneServer(folders, config, secret_of(folders))
         try:
-            address = await server.listen("plane.sock", config.tcp_host)
-            await server.serve_both("local")
+            await server.serve_both("local", "plane.sock", endpoint_of(folders, config.tcp_host))
+            address = server.address
             assert address.unix is not None
             write_record(folders, Record(folders.name, folders.plane_id, address.unix, address.tcp))
+            if os.environ.get("DATAPLANE_SWITCHES"):
+                from dataplane.testing import switches
+
+                switches.install(server, "both")
             ready(server)
             ends = [asyncio.create_task(e.wait()) for e in (until, server.ended)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 end.cancel()
+        except JournalDamaged as error:
+            keep(folders, str(error))
+            raise
         finally:
             await server.close()
     finally:
@@ -83,13 +102,23 @@ def child() -> None:
         parent_gone = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, parent_gone.set)
 
+        told = b""
+
         def stdin_readable() -> None:
-            if not os.read(0, 4096):
-                loop.remove_reader(0)
-                parent_gone.set()
+            nonlocal told
+            told = os.read(0, 4096)
+            loop.remove_reader(0)
+            parent_gone.set()
 
         loop.add_reader(0, stdin_readable)
         await serve(folders, config, ready=lambda _: say({"ok": True}), until=parent_gone)
+        # A parent that was killed holds its share of the folders a moment longer than its end of
+        # the pipe; one that says so removes them itself.
+        deadline = time.monotonic() + KILLED_LOCK_S
+        while parent_gone.is_set() and not told and folders.runtime.exists():
+            if remove_unowned(folders) or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.02)
 
     prepare_process()
     try:
@@ -101,29 +130,6 @@ def child() -> None:
         logging.exception("the plane could not be served")
         say({"error": to_wire(InternalError(f"{type(error).__name__}: {error}"))})
         sys.exit(1)
-
-
-def run_until_signalled(name: str, config: Config, announce: Callable[[str], None]) -> None:
-    """What `dataplane serve` does: a plane in this process until SIGTERM or SIGINT."""
-    sweep(config.runtime_dir, config.shm_dir)
-    folders = plane_folders(name, new_plane_id(), config.runtime_dir, config.shm_dir)
-
-    async def main() -> None:
-        stopped = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
-        await serve(
-            folders,
-            config,
-            ready=lambda server: announce(
-                f"plane {name!r} ({folders.plane_id}) serves at {server.address}"
-            ),
-            until=stopped,
-        )
-
-    prepare_process()
-    uvloop.run(main())
 
 
 if __name__ == "__main__":

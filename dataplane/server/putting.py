@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dataplane.codec.template import Templates
-from dataplane.errors import InternalError, InvalidRequest, PermissionDenied
+from dataplane.errors import InternalError, InvalidRequest, OutcomeUnknown, PermissionDenied
 from dataplane.server.connection import Connection, Verb
 from dataplane.tags import journal as j
 from dataplane.tags.keys import check_keys, unpack_tags
@@ -18,7 +18,6 @@ from dataplane.tags.quota import Shortage, shortage_of_put, takes_room
 from dataplane.tags.requests import PUT
 from dataplane.tags.resulting import resulting
 from dataplane.tags.rows import Row
-from dataplane.types import Revision
 from dataplane.wire.frames import MAX_HEADER_BYTES, Body
 from dataplane.wire.messages import (
     IF_ABSENT,
@@ -28,6 +27,7 @@ from dataplane.wire.messages import (
     RETURN_TAGS,
     PutAnswer,
     PutMeta,
+    WireRevision,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Putting:
     def __init__(self, service: TagService) -> None:
         self._service = service
         self._store = service.store
-        self._begun: dict[tuple[str, int], Revision] = {}
+        self._begun: dict[tuple[str, int], WireRevision] = {}
         """Where puts began that have not arrived whole, by store and its token."""
         self._waiting: dict[tuple[str, int], asyncio.Future[PutAnswer]] = {}
         """Puts that wait for room under a quota, likewise."""
@@ -69,6 +69,26 @@ class Putting:
 
         The answer is a future where the put has to wait for room under its partition's quota.
         """
+        try:
+            return self._put(client_id, packed, tags, block, store_id, token)
+        except OutcomeUnknown:
+            # Its store keeps the block, which may be one that was published. If not, it may go.
+            loading = self._service.checkpointing.restorer
+            if block is not None:
+                place = store_id, block[0]
+                if place not in self._store.placements and not loading.has(place):
+                    self._service.freeing.drop(*place)
+            raise
+
+    def _put(
+        self,
+        client_id: str,
+        packed: object,
+        tags: object,
+        block: Body,
+        store_id: str,
+        token: int,
+    ) -> PutAnswer | asyncio.Future[PutAnswer]:
         begun = self._begun.pop((store_id, token), None) if token else None
         meta = PutMeta.unpack(packed)
         if meta.flags & RESTORE:
@@ -187,7 +207,7 @@ class Putting:
         tags: object,
         block: Body,
         store_id: str,
-        begun: Revision | None,
+        begun: WireRevision | None,
     ) -> PutRows:
         keys = check_keys(meta.keys)
         if not keys:
@@ -204,11 +224,14 @@ class Putting:
                 raise InvalidRequest(f"a block of {placement.rows} rows for {len(keys)} keys")
         elif all_tags is None:
             raise InvalidRequest("a put brings fields, tags or both")
-        stamp = None
-        since = meta.stamp or (meta.seen if meta.flags & RETRY else begun)
-        if since is not None:
-            # What began in an earlier epoch began before everything of this one.
-            stamp = since[1] if since[0] == self._store.epoch else 0
+        known = [meta.stamp]
+        if meta.stamp is None and meta.flags & RETRY:
+            known = [meta.seen]  # an earlier try may have come before this one
+        elif meta.stamp is None and begun is not None:
+            # A store that sends it again says what it had seen itself, which may be less.
+            known = [begun, meta.seen]
+        stamps = [self._store.stamp_of(since) for since in known if since is not None]
+        stamp = max(stamps, default=None)
         group = None
         if meta.attempt is not None:
             group = self._store.attempt(meta.attempt, meta.partition_id, keys)
@@ -248,9 +271,10 @@ class Putting:
         answer = self.put(client_id, meta, tags, block, store_id, token)
         answer_when_done(connection, number, answer)
 
-    def begun(self, store_id: str, token: int) -> None:
-        """A put has reached its value store, and not yet whole: it begins here."""
-        self._begun[store_id, token] = self._store.revision()
+    def begun(self, store_id: str, token: int, since: WireRevision | None = None) -> None:
+        """A put has reached its value store, and not yet whole: it begins here, or began where
+        the store says that had seen no later revision then."""
+        self._begun[store_id, token] = self._store.revision() if since is None else since
 
     def forget(self, store_id: str, token: int) -> None:
         """A put that began will not be published, or its writer is gone while it waits for room."""
@@ -259,10 +283,18 @@ class Putting:
         if waiting is not None:
             waiting.cancel()
 
+    def store_gone(self, store_id: str) -> None:
+        """A value store's connection ended: what it had under way comes again, or never."""
+        for place in [place for place in self._begun if place[0] == store_id]:
+            del self._begun[place]
+        for (of, _), waiting in list(self._waiting.items()):
+            if of == store_id:
+                waiting.cancel()
+
     def _note_begun(self, connection: Connection, number: int, body: Body) -> None:
         only_stores(connection)
-        (token,) = body
-        self.begun(connection.client_id, token)
+        token, *since = body
+        self.begun(connection.client_id, token, *since)
 
     def _note_forgotten(self, connection: Connection, number: int, body: Body) -> None:
         only_stores(connection)

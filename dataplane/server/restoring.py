@@ -27,6 +27,7 @@ from dataplane.server.connection import Connection, Verb
 from dataplane.tags import journal as j
 from dataplane.tags.history import History
 from dataplane.tags.placement import Placement
+from dataplane.tags.replay.loads import Loads
 from dataplane.tags.requests import RESTORED
 from dataplane.tags.restoring import (
     Restoring,
@@ -66,6 +67,22 @@ class Restorer:
             "restore_end": self._end,
             "restore_abort": self._abort,
         }
+
+    def resume(self, loads: Loads) -> None:
+        """Go on after a start: a load that was under way is given up, as the stores' memory of
+        its blocks may be; one that had ended well has."""
+        self._ended = loads.ended
+        if loads.restoring is not None:
+            self._restoring = loads.restoring
+            self.abandon()
+
+    def has(self, place: tuple[str, int]) -> bool:
+        """Whether a block, by store, is one of the load that is under way."""
+        return self._restoring is not None and place in self._restoring.placements
+
+    def placements(self) -> list[Placement]:
+        """The blocks of the load that is under way."""
+        return [] if self._restoring is None else list(self._restoring.placements.values())
 
     def _begin(self, connection: Connection, number: int, body: Body) -> None:
         restore_id, wait_s, epoch, n, stay = body

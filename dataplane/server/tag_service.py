@@ -22,11 +22,13 @@ from dataplane.server.claiming import Claiming
 from dataplane.server.clearing import clear_where
 from dataplane.server.connection import Connection, Verb
 from dataplane.server.explaining import Explaining
-from dataplane.server.freeing import Freeing, RemoteValues, Values
+from dataplane.server.freeing import Freeing
 from dataplane.server.grouping import Grouping
 from dataplane.server.listings import list_partition
+from dataplane.server.losing import Losing
 from dataplane.server.partitioning import Partitioning
 from dataplane.server.putting import Putting, only_stores
+from dataplane.server.registering import Registering
 from dataplane.server.repeats import Repeats
 from dataplane.server.slices import Slices, WorstSlice
 from dataplane.server.waiting import Waiting
@@ -36,6 +38,7 @@ from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
 from dataplane.tags.query import Predicate, compile_where
 from dataplane.tags.quota import oldest_unconsumed
+from dataplane.tags.replay.replay import Replay
 from dataplane.tags.requests import CLEAR
 from dataplane.tags.resolve import resolve
 from dataplane.tags.store import Doomed, TagStore
@@ -59,7 +62,7 @@ class TagService:
         self.journal = journal
         self.clock = clock
         self.freeing = Freeing(store)
-        self.repeats = Repeats(store, partial(self._write, j.ANSWER))
+        self.repeats = Repeats(store, partial(self.write, j.ANSWER))
         self.admission = Admission(store)
         self.births = Births(store)
         self.worst = WorstSlice()
@@ -76,6 +79,7 @@ class TagService:
         self._changed: dict[Partition, None] = {}
         self._background: set[asyncio.Task[None]] = set()
         store.changed = self._note_changed
+        self.registering = Registering(self)
         self.putting = Putting(self)
         self.grouping = Grouping(self)
         self.partitioning = Partitioning(self)
@@ -83,8 +87,8 @@ class TagService:
         self.claiming = Claiming(self)
         self.explaining = Explaining(self)
         self.checkpointing = Checkpointing(self)
+        self.losing = Losing(self)
         self.verbs: dict[str, Verb] = {
-            "register": self._register,
             "repack_candidates": self._repack_candidates,
             "repack": self._repack,
             "resolve": self._resolve,
@@ -97,14 +101,26 @@ class TagService:
             "destroy": self._destroy,
         }
         for part in (
-            self.putting, self.grouping, self.partitioning, self.waiting, self.claiming,
-            self.explaining, self.checkpointing,
+            self.registering, self.putting, self.grouping, self.partitioning, self.waiting,
+            self.claiming, self.explaining, self.checkpointing,
         ):  # fmt: skip
             self.verbs.update(part.verbs)
 
+    def resume(self, replay: Replay) -> None:
+        """Go on from what the journal says. Nobody is here yet: clients come again with what they
+        held, and for as long as they may be away; value stores say what they have."""
+        now = self.clock()
+        self._gone_since = dict.fromkeys(self.store.requests, now)
+        self.store.dead.clear()  # no store keeps what it does not find among its live blocks
+        self.registering.resume(replay.stores)
+        self.claiming.skip_ids(replay.last_claim_id)
+        for partition in self.store.partitions.values():
+            self.claiming.restored(partition)
+        self.checkpointing.restorer.resume(replay.loads)
+
     # -- changes -----------------------------------------------------------------------------
 
-    def _write(self, kind: int, body: Any) -> None:
+    def write(self, kind: int, body: Any) -> None:
         """Journal what is no change of the store, and so makes no revision."""
         self.journal.append(kind, self.store.n, self.clock(), body)
 
@@ -157,40 +173,33 @@ class TagService:
 
     # -- value stores ------------------------------------------------------------------------
 
-    def register(self, values: Values) -> None:
-        """A value store says that it is there."""
-        self.freeing.register(values)
-
-    def _register(self, connection: Connection, number: int, body: Body) -> None:
-        only_stores(connection)
-        (address,) = body
-        store_id = connection.client_id
-        self._write(j.STORE, (store_id, address))
-        self.register(RemoteValues(store_id, address, connection))
-        connection.reply(number, None)
-
     def _stores(self, connection: Connection, number: int, body: Body) -> None:
-        connection.reply(number, {v.store_id: v.address for v in self.freeing.stores.values()})
+        connection.reply(number, self.registering.known)
 
     def _fullest(self, connection: Connection, number: int, body: Body) -> None:
         connection.reply(number, self.fullest())
 
     async def _repack_candidates(self, connection: Connection, number: int, body: Body) -> None:
         only_stores(connection)
-        (limit,) = body
-        connection.reply(number, await self.repack_candidates(connection.client_id, limit))
+        limit, segment = body
+        candidates = await self.repack_candidates(connection.client_id, limit, segment)
+        connection.reply(number, candidates)
 
-    async def repack_candidates(self, store_id: str, limit: int) -> list[Any]:
-        """Mostly dead blocks of a store, the emptiest first.
+    async def repack_candidates(
+        self, store_id: str, limit: int, segment: int | None = None
+    ) -> list[Any]:
+        """Mostly dead blocks of a store, the emptiest first; or those in one segment, however much
+        of them is alive.
 
         Each is [block, template, rows, lengths, live rows, their positions, live fields].
         """
         found: list[tuple[float, Placement]] = []
         pause = Slices(self.worst)
         for placement in list(self.store.placements.values()):
-            share = placement.live / max(1, placement.rows * len(placement.template.columns))
-            if placement.store == store_id and 0 < share <= 0.5:
-                found.append((share, placement))
+            if placement.store == store_id and segment in (None, placement.segment):
+                share = placement.live / max(1, placement.rows * len(placement.template.columns))
+                if 0 < share <= (0.5 if segment is None else 1.0):
+                    found.append((share, placement))
             await pause.breathe()
         found.sort(key=lambda item: item[0])
         out: list[Any] = []
@@ -215,6 +224,8 @@ class TagService:
 
     def repack(self, store_id: str, old: int, block: Body, moves: list[Any]) -> None:
         """Point the cells of a block that are still live at their copies in a new one."""
+        if (store_id, block[0]) in self.store.placements:
+            return  # it was done, and only its answer was lost
         placement = self.store.placements.get((store_id, old))
         if placement is None or placement.partition_id not in self.store.partitions:
             # All of it died meanwhile, or its partition was dropped and will let go of it.
@@ -281,18 +292,17 @@ class TagService:
             connection.outlive(CLEAR, number, work)
             return
         names = check_keys(keys, unique=False)
-        removed = 0
         if self.store.would_clear(partition, names, retire=retire):
             now = self.clock()
             change = (client_id, partition_id, names, None, retire, request, settled)
             self.journal.append(j.CLEAR, self.store.n + 1, now, change)
             removed = self.store.apply_clear(partition_id, names, now, by=client_id, retire=retire)
             self.freeing.run()
-            remember = self.repeats.remember
+            answer = [removed, (self.store.epoch, partition.revision)]
+            self.repeats.remember(client_id, request, CLEAR, answer)
         else:
-            remember = partial(self.repeats.keep, settled=settled)
-        answer = [removed, (self.store.epoch, partition.revision)]
-        remember(client_id, request, verb=CLEAR, answer=answer)
+            answer = [0, (self.store.epoch, partition.revision)]
+            self.repeats.keep(client_id, request, settled, CLEAR, answer)
         connection.reply(number, answer)
 
     async def _clear_where(
@@ -360,8 +370,8 @@ class TagService:
         connection.reply(number, self.status())
 
     def status(self) -> dict[str, Any]:
-        """Sizes, who waits for what, and the most CPU time that one slice of a walk held the
-        loop."""
+        """Sizes, who waits for what, the most CPU time that one slice of a walk held the loop, and
+        what is kept of others: open groups, leases, clients, answers for their repetitions."""
         counts = self.store.counts()
         counts["dead_blocks"] = self.freeing.unheard
         counts["worst_slice_ms"] = round(self.worst.seconds * 1e3, 3)
@@ -378,13 +388,25 @@ class TagService:
             for p in self.store.partitions.values()
             if p.account.held_bytes
         }
-        counts["stores"] = {v.store_id: v.address for v in self.freeing.stores.values()}
+        counts["stores"] = self.registering.known
+        store = self.store
+        counts["kept"] = {
+            "groups": len(store.attempts),
+            "leases": sum(
+                len(task.leases)
+                for partition in store.partitions.values()
+                for task in partition.claims.tasks.values()
+            ),
+            "clients": len(store.requests),
+            "answers": sum(len(requests.answers) for requests in store.requests.values()),
+        }
         return counts
 
     def _destroy(self, connection: Connection, number: int, body: Body) -> None:
         if body != []:
             raise InvalidRequest("destroy takes nothing")
         self.ending = True
+        self.registering.end()
         connection.reply(number, None)
         asyncio.get_running_loop().call_later(0.01, self._on_destroy)
 
@@ -426,7 +448,7 @@ class TagService:
         """Forget the answers of clients that are long gone."""
         for client_id, since in list(self._gone_since.items()):
             if now - since > self.store.history.max_age_s:
-                self._write(j.FORGET, (client_id,))
+                self.write(j.FORGET, (client_id,))
                 del self._gone_since[client_id]
                 # What it repeats after that long may have happened: `OutcomeUnknown`.
                 self.store.client(client_id).forget()

@@ -16,9 +16,9 @@ import numpy as np
 from dataplane.codec.template import Templates
 from dataplane.errors import DataplaneError, InvalidRequest
 from dataplane.server.connection import Connection, Payload, Verb
+from dataplane.server.repacking import IN_DOUBT, Repacking
 from dataplane.values.blocks import Extent
 from dataplane.values.holds import Draw
-from dataplane.values.repack import plan_repack
 from dataplane.values.store import ValueStore
 from dataplane.wire.frames import Body, Header
 from dataplane.wire.messages import LONGEST_WAIT_S
@@ -27,8 +27,6 @@ log = logging.getLogger("dataplane.values")
 
 READ_TIMEOUT_S = 30.0
 """How long a read keeps its blocks when its request names no deadline."""
-REPACK_BLOCKS = 64
-"""Blocks repacked in one go under pressure."""
 MAX_READ_RUNS = 1 << 20
 _NONE = set[int]()
 
@@ -64,7 +62,9 @@ class TagPort(Protocol):
         """Ask for the present revision, on the way that publications take."""
         ...
 
-    async def repack_candidates(self, limit: int) -> list[Any]: ...
+    async def repack_candidates(self, limit: int, segment: int | None = None) -> list[Any]:
+        """Mostly dead blocks of this store, the emptiest first; or those in one segment."""
+        ...
 
     async def repack(self, old: int, block: Body, moves: list[Any]) -> None: ...
 
@@ -73,7 +73,9 @@ class ValueService:
     def __init__(self, store: ValueStore, tags: TagPort) -> None:
         self.store = store
         self.tags = tags
-        store.repack = self.repack
+        self.repacking = Repacking(store, tags)
+        store.repack = self.repacking.repack
+        store.evacuate = self.repacking.evacuate
         self._templates = Templates()
         self._last_token = 0
         self._publishing: dict[Connection, set[int]] = {}
@@ -158,9 +160,13 @@ class ValueService:
             if error is None:
                 self.store.published(block)
                 connection.reply(number, answer)
+                return
+            if isinstance(error, IN_DOUBT):
+                # It may be live. If not, it ends when the stores agree the next time.
+                self.store.published(block)
             else:
                 self.store.abort(block)
-                connection.fail(number, error)
+            connection.fail(number, error)
 
         placement = (block, extent.segment, extent.offset, extent.nbytes, blob, rows, lengths)
         self.tags.publish(connection.client_id, meta, tags, placement, token, done)
@@ -259,50 +265,7 @@ class ValueService:
         finally:
             self.store.unpin(pinned.handle, connection)
 
-    # -- upkeep ------------------------------------------------------------------------------
-
-    async def repack(self) -> bool:
-        """Copy live rows out of mostly dead blocks; whether any block was emptied."""
-        moved = False
-        try:
-            candidates = await self.tags.repack_candidates(REPACK_BLOCKS)
-        except (DataplaneError, ConnectionError) as error:
-            log.warning("no block was repacked: %s", error)
-            return False
-        for block, blob, rows, lengths, keep, positions, fields in candidates:
-            old = self.store.blocks.extent(block)
-            if old is None:
-                continue
-            plan = plan_repack(self._templates.parse(blob), rows, lengths, keep, fields)
-            pinned = self.store.blocks.pin([block], self)
-            if pinned.gone:
-                continue
-            new = self.store.blocks.allocate(plan.nbytes, self)
-            try:
-                if new is None:
-                    continue
-                source, target = self.store.memory(old), self.store.memory(new)
-                front = plan.template.front(plan.lengths, plan.rows)
-                target[: len(front)] = front
-                for at, to, nbytes in plan.copies:
-                    target[to : to + nbytes] = source[at : at + nbytes]
-                del source, target
-                self.store.blocks.seal(new.block, self)
-                placement = (
-                    new.block, new.segment, new.offset, new.nbytes,
-                    plan.template.blob, plan.rows, plan.lengths,
-                )  # fmt: skip
-                moves = list(zip(keep, positions, strict=True))
-                await self.tags.repack(block, placement, moves)
-                self.store.blocks.publish(new.block)
-                moved = True
-            except (DataplaneError, ConnectionError) as error:
-                log.warning("block %d was not repacked: %s", block, error)
-                if new is not None:
-                    self.store.abort(new.block)
-            finally:
-                self.store.unpin(pinned.handle, self)
-        return moved
+    # -- what the tag store asks ---------------------------------------------------------------
 
     async def free(self, blocks: Sequence[int]) -> None:
         """The tag store says that these blocks are dead."""

@@ -91,7 +91,8 @@ class Waiting:
         check_name(partition_id, "partition_id")
         predicate = compile_where(where)
         after = self._after(since)
-        condition = condition_of(predicate, frozenset(), grouped=False)
+        # A row that turns lost has changed, whatever it is watched for.
+        condition = condition_of(predicate, frozenset(), grouped=False, lost=True)
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = started + check_wait(wait_s)

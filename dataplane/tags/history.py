@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
@@ -93,8 +93,6 @@ class History:
         self._all: deque[Change] = deque()
         self._of: dict[str, _Log] = {}
         self._forgotten: dict[str, int] = {}
-        """The last change of each partition that is not here any more. One that was quiet for
-        longer than history reaches has missed nothing."""
 
     def begin(self, partition_id: str) -> None:
         """A partition of this name is made. There may have been one before that is forgotten."""
@@ -103,6 +101,21 @@ class History:
     def forget(self, partition_id: str) -> None:
         """There is no partition of this name, nor any change of one: nothing is kept of it."""
         self._forgotten.pop(partition_id, None)
+
+    def __iter__(self) -> Iterator[Change]:
+        """All that it holds, oldest first."""
+        return iter(self._all)
+
+    @property
+    def forgotten(self) -> Mapping[str, int]:
+        """The last change of each partition that is not here any more. One that was quiet for
+        longer than history reaches has missed nothing."""
+        return self._forgotten
+
+    def reach(self, floor: int, floor_at: float | None, forgotten: Mapping[str, int]) -> None:
+        """Say how far back a history reaches whose changes came from elsewhere."""
+        self.floor, self.floor_at = floor, floor_at
+        self._forgotten = dict(forgotten)
 
     def append(self, change: Change) -> None:
         self._all.append(change)

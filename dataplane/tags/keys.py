@@ -13,6 +13,7 @@ import msgpack
 
 from dataplane.codec.tags import MAX_TAG_BYTES, MAX_TAG_NAME_BYTES
 from dataplane.errors import InvalidRequest, quote
+from dataplane.fields import PLANE_TAGS, RESERVED
 from dataplane.types import Tags
 
 MAX_KEY_BYTES = 1024
@@ -20,6 +21,9 @@ MAX_KEYS = 65_536
 
 MAX_TAG_DEPTH = 256
 """Lists and maps inside each other in one key's tags; msgpack unpacks more than it packs."""
+
+MAX_SAVED_TAG_BYTES = 1 << 20
+"""Packed tags of one key with what the plane itself says of it: a row may have lost many fields."""
 
 MAX_GOOD_NAMES = 4096
 _GOOD_NAMES: set[str] = set()
@@ -93,12 +97,15 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
-def unpack_tags(packed: bytes | memoryview, keys: Sequence[str]) -> tuple[list[Tags], list[int]]:
-    """The tags of each key from concatenated msgpack maps, and their packed sizes.
+def unpack_tags(
+    packed: bytes | memoryview, keys: Sequence[str], *, saved: bool = False
+) -> tuple[list[Tags], list[int]]:
+    """The tags of each key from concatenated msgpack maps, and their packed sizes. With `saved`
+    they are those of rows as they were, which may have tags of the plane's own.
 
     InvalidRequest names the key whose tags will not do.
     """
-    if len(keys) == 1:
+    if len(keys) == 1 and not saved:
         return _unpack_one(packed, keys[0])
     unpacker = msgpack.Unpacker(**_PLAIN, max_buffer_size=max(len(packed), 1))
     unpacker.feed(packed)
@@ -121,13 +128,18 @@ def unpack_tags(packed: bytes | memoryview, keys: Sequence[str]) -> tuple[list[T
     if keys and set(map(type, tags)) != {dict}:
         wrong = next(key for key, tag in zip(keys, tags, strict=True) if type(tag) is not dict)
         raise InvalidRequest(f"the tags of key {quote([wrong])} are not a mapping")
-    if sizes and max(sizes) > MAX_TAG_BYTES:
+    limit = MAX_SAVED_TAG_BYTES if saved else MAX_TAG_BYTES
+    if sizes and max(sizes) > limit:
         large = sizes.index(max(sizes))
         raise InvalidRequest(
             f"the tags of key {quote([keys[large]])} take {sizes[large]} bytes; at most "
-            f"{MAX_TAG_BYTES} are kept: store what is large as a field"
+            f"{limit} are kept: store what is large as a field"
         )
-    _check_tag_names(set[str]().union(*tags), tags, keys)
+    names = set[str]().union(*tags)
+    if saved and not names.isdisjoint(PLANE_TAGS):
+        _check_plane_tags(tags, keys)
+        names -= PLANE_TAGS.keys()
+    _check_tag_names(names, tags, keys)
     if sizes and max(sizes) > MAX_TAG_DEPTH:  # every list and map takes a byte at least
         _check_depth(tags, keys)
     return tags, sizes
@@ -172,6 +184,21 @@ def _check_depth(tags: Sequence[Tags], keys: Sequence[str]) -> None:
             )
 
 
+def _check_plane_tags(tags: Sequence[Tags], keys: Sequence[str]) -> None:
+    """What the plane is to have said of rows is what it says."""
+    for key, of in zip(keys, tags, strict=True):
+        for name, tag in PLANE_TAGS.items():
+            value: Any = of.get(name)
+            if name in of and not (
+                type(value).__name__ == tag.type
+                and (type(value) is not list or set(map(type, cast("Any", value))) == {str})
+            ):
+                raise InvalidRequest(
+                    f"the tag {name!r} of key {quote([key])} is no {tag.type} as the plane has it: "
+                    f"{value!r:.80}"
+                )
+
+
 def _check_tag_names(names: Iterable[str], tags: Sequence[Tags], keys: Sequence[str]) -> None:
     for name in names:
         if name in _GOOD_NAMES:
@@ -185,6 +212,12 @@ def _check_tag_names(names: Iterable[str], tags: Sequence[Tags], keys: Sequence[
             raise InvalidRequest(
                 f"a tag name is a printable string of 1 to {MAX_TAG_NAME_BYTES} bytes, "
                 f"not {name!r:.80} as of key {quote([key])}"
+            )
+        if name.startswith(RESERVED):
+            key = next(key for key, of in zip(keys, tags, strict=True) if name in of)
+            raise InvalidRequest(
+                f"tags whose names begin with {RESERVED!r} are the plane's own, and key "
+                f"{quote([key])} brings {name!r:.80}: leave it out, or name it otherwise"
             )
         if len(_GOOD_NAMES) < MAX_GOOD_NAMES:
             _GOOD_NAMES.add(name)

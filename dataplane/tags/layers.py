@@ -6,6 +6,7 @@ partitions: new layers and the bytes that died are handed back.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from dataplane.tags.placement import Placement
@@ -74,6 +75,48 @@ def release_whole(taken: dict[Placement, list[int]], dead: list[Placement]) -> i
         if not placement.live:
             dead.append(placement)
     return nbytes
+
+
+def without(layers: Layers, gone: Container[Placement]) -> tuple[Layers, frozenset[str], int]:
+    """The layers that are left when blocks are lost, the fields that were live in those, and how
+    many bytes of live cells fewer there are.
+
+    What a lost layer covered counts as live again: it is released with its row. Nobody may be
+    given it, for it was overwritten; that is seen from the fields that are lost.
+    """
+    if len(layers) == 2 and layers[0] in gone:
+        only: Placement = layers[0]
+        only.live -= len(only.template.columns)
+        return (), only.template.name_set, only.row_bytes(layers[1])
+    left: list[Placement | int] = []
+    lost = set[str]()
+    before = set[str]()
+    after = set[str]()
+    nbytes = 0
+    for k in range(0, len(layers), 2):
+        placement: Placement = layers[k]
+        row: int = layers[k + 1]
+        names = placement.template.names
+        if placement in gone:
+            for name in names:
+                if name not in before:
+                    lost.add(name)
+                    placement.live -= 1
+                    nbytes += placement.field_bytes(name, row)
+        else:
+            left += (placement, row)
+            for name in names:
+                if name in before and name not in after:
+                    placement.live += 1
+                    nbytes -= placement.field_bytes(name, row)
+            after.update(names)
+        before.update(names)
+    return tuple(left), frozenset(lost), nbytes
+
+
+def has_layer(layers: Layers, placement: Placement, row: int) -> bool:
+    """Whether a row has cells in this row of a placement."""
+    return _layer_of(layers, placement, row) >= 0
 
 
 def live_fields(layers: Layers, placement: Placement, row: int) -> frozenset[str]:

@@ -5,7 +5,7 @@ Checks change nothing; `apply_put` and `apply_clear` cannot fail after their che
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -20,10 +20,20 @@ from dataplane.errors import (
     StaleWrite,
     quote,
 )
+from dataplane.fields import LOST, LOST_ROWS, PLANE_TAGS
 from dataplane.tags.accounts import Account, Producer
 from dataplane.tags.claims.claims import Claims
 from dataplane.tags.groups import Group
-from dataplane.tags.layers import Layers, cover, live_fields, moved, release, release_whole
+from dataplane.tags.layers import (
+    Layers,
+    cover,
+    live_fields,
+    moved,
+    release,
+    release_whole,
+    without,
+)
+from dataplane.tags.lost import LossTags, value_lost
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import CHUNK_ROWS, SHARDS, Chunk, KeyIndex, Row, Slot, Slots, Tombstone
 from dataplane.tags.views.views import Views
@@ -88,7 +98,7 @@ class Partition:
         self.prompts = Account()
         """The rows that were made for prompts when their groups began; no quota counts them."""
         self.producers: dict[str, Producer] = {}
-        self._prompters: dict[str, Producer] = {}
+        self.prompters: dict[str, Producer] = {}
         """Whose rows for prompts are, by client."""
         self._most_producers = MOST_PRODUCERS
         self.groups: dict[str, Group] = {}
@@ -118,15 +128,15 @@ class Partition:
 
     def prompter(self, client_id: str) -> Producer:
         """The account of a client for the rows that its groups have for their prompts."""
-        prompter = self._prompters.get(client_id)
+        prompter = self.prompters.get(client_id)
         if prompter is None:
             self._drop_idle()
-            prompter = self._prompters[client_id] = Producer(client_id, self.prompts)
+            prompter = self.prompters[client_id] = Producer(client_id, self.prompts)
         return prompter
 
     def _drop_idle(self) -> None:
         """Forget producers that have nothing here any more, when there are many."""
-        if len(self.producers) + len(self._prompters) < self._most_producers:
+        if len(self.producers) + len(self.prompters) < self._most_producers:
             return
         needed = {group.producer for group in self.groups.values()}
         self.producers = {
@@ -134,8 +144,8 @@ class Partition:
             for client_id, producer in self.producers.items()
             if not producer.is_empty or producer in needed
         }
-        self._prompters = {c: p for c, p in self._prompters.items() if not p.is_empty}
-        left = len(self.producers) + len(self._prompters)
+        self.prompters = {c: p for c, p in self.prompters.items() if not p.is_empty}
+        left = len(self.producers) + len(self.prompters)
         self._most_producers = max(MOST_PRODUCERS, 2 * left)
 
     def row(self, key: str) -> Row | None:
@@ -183,6 +193,8 @@ class Partition:
             self._check_absent(put.keys, slots)
         if self.sealed:
             self._check_not_sealed(put.keys, slots)
+        if placement is not None and slots is not None:
+            self._check_not_lost(slots)
         if put.tags is not None:
             self._check_tags(put, slots)
         return Found(positions, slots, cleared)
@@ -206,6 +218,14 @@ class Partition:
             raise InvalidRequest(
                 f"partition {self.partition_id!r} is sealed and takes no new row; new here: "
                 f"{quote(fresh)}"
+            )
+
+    def _check_not_lost(self, slots: Sequence[Slot]) -> None:
+        """A row that lost fields takes no others: it would be neither what it was nor new."""
+        lost = [slot for slot in slots if type(slot) is Row and LOST in slot.tags]
+        if lost:
+            raise value_lost(
+                self.partition_id, lost, None, "nothing was put; clear them, and put them anew"
             )
 
     def _check_absent(self, keys: Sequence[str], slots: Sequence[Slot]) -> None:
@@ -589,6 +609,70 @@ class Partition:
                 self.touched[account] = None
         self.payload_bytes -= release_whole(taken, dead)
         return dead
+
+    # -- loss --------------------------------------------------------------------------------
+
+    def apply_lost(
+        self,
+        positions: Sequence[int],
+        gone: Container[Placement],
+        loss: LossTags,
+        revision: int,
+    ) -> list[str]:
+        """Let the rows of these slots lose what lies in blocks that are gone; the keys that
+        changed, those of prompts whose groups lost trajectories included."""
+        keys: dict[str, None] = {}
+        groups: dict[Group, None] = {}
+        for position in positions:
+            row = self.slots.at(position)
+            assert type(row) is Row
+            layers, fields, nbytes = without(row.layers, gone)
+            self.payload_bytes -= nbytes
+            self._retag(row, position, *loss.of(row, fields), layers, revision)
+            keys[row.key] = None
+            if type(row.account) is Group:
+                groups[row.account] = None
+        for group in groups:
+            self.touched[group] = None
+            prompt = self.index.get(group.uid)
+            row = None if prompt is None else self.slots.at(prompt)
+            if prompt is not None and type(row) is Row:
+                tags: Tags = {**row.tags, LOST_ROWS: self._lost_of(group)}
+                self._retag(row, prompt, tags, len(msgpack.packb(tags)), row.layers, revision)
+                keys[row.key] = None
+        self.revision = revision
+        return list(keys)
+
+    def _lost_of(self, group: Group) -> int:
+        """How many trajectories of a group are lost."""
+        rows = map(self.slots.at, group.positions)
+        return sum(type(row) is Row and LOST in row.tags for row in rows)
+
+    def forget_lost(self, uid: str) -> None:
+        """A group begins anew: what its older attempt had lost is none of its business."""
+        position = self.index.get(uid)
+        row = None if position is None else self.slots.at(position)
+        if position is not None and type(row) is Row and LOST_ROWS in row.tags:
+            tags = {name: value for name, value in row.tags.items() if name != LOST_ROWS}
+            size = len(msgpack.packb(tags))
+            self._retag(row, position, tags, size, row.layers, row.revision)
+
+    def _retag(
+        self, row: Row, position: int, tags: Tags, size: int, layers: Layers, revision: int
+    ) -> None:
+        """Give a row other tags of the plane's own, and other layers."""
+        row.account.add_rows(0, size - row.tag_bytes)
+        chunk = self.slots.writable(position)
+        columns = chunk.columns
+        if columns:
+            for name in [name for name in columns if name[:1] == "\0" or name in PLANE_TAGS]:
+                del columns[name]
+        if chunk.names is not None:
+            chunk.names.update(tags)
+        new = Row(row.key, tags, size, layers, revision, row.cleared_at, row.account)
+        chunk.rows[position & (CHUNK_ROWS - 1)] = new
+        if self.views.active:
+            self.views.changed(position, row, new, revision)
 
     # -- repack ------------------------------------------------------------------------------
 

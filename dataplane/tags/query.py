@@ -59,6 +59,10 @@ class Predicate:
             self._canonical = _pack(self._node)
         return self._canonical
 
+    def names(self, tag: str) -> bool:
+        """Whether the where is about this tag among others."""
+        return _names(self._node, tag)
+
     @property
     def terms(self) -> tuple[tuple[str, Scalar], ...]:
         """Equalities that every matching row satisfies. True and 1 are equal to Python, so an
@@ -75,6 +79,12 @@ class Predicate:
 def compile_where(where: Where) -> Predicate:
     """The predicate that `where` describes. InvalidRequest names the place that is wrong."""
     return Predicate(parse_where(where))
+
+
+def _names(node: Node, tag: str) -> bool:
+    if isinstance(node, Leaf):
+        return node.tag == tag
+    return any(_names(part, tag) for part in node.parts)
 
 
 def _pack(node: Node) -> bytes:

@@ -19,8 +19,9 @@ import msgpack
 from dataplane.errors import InvalidRequest, JournalDamaged
 
 MAGIC = b"DPJRNL\0"
-VERSION = 2
-"""1 left out who had asked for a change, so that what was answered could not be known again."""
+VERSION = 3
+"""2 was of one file alone, and could not tell that another one was missing or had been cut short; 1
+left out who had asked for a change, so that what was answered could not be known again."""
 
 FRAME = struct.Struct("<II")
 MAX_RECORD_BYTES = 256 << 20
@@ -67,6 +68,8 @@ FORGET = 15
 """client_id: it has been gone for so long that its answers are forgotten"""
 LEAVE = 16
 """partition_id, task, claim_id, client_id, number: that request holds the claim no more"""
+LOST = 17
+"""store_id, blocks | nil: what was in these blocks of a value store, or in all of its, is gone"""
 
 
 class Head(NamedTuple):
@@ -77,6 +80,10 @@ class Head(NamedTuple):
     """Of the start that began the file."""
     open_schemas: bool
     """Whether partitions that puts make have open schemas."""
+    number: int = 1
+    """Which file of the journal it is."""
+    before: int = 0
+    """Bytes of the file before it, none of which may be missing."""
 
 
 class Record(NamedTuple):
@@ -103,6 +110,34 @@ class Torn(NamedTuple):
 def framed(packed: bytes) -> bytes:
     """What was packed as it is in the file."""
     return FRAME.pack(len(packed), zlib.crc32(packed)) + packed
+
+
+def read_frame(file: BinaryIO, left: int, sizes: range) -> bytes | str:
+    """What is packed in the frame that comes next in a file of which so many bytes are left; or in
+    words why there is none. Memory is taken for what is there, and of one of these sizes."""
+    frame = file.read(FRAME.size)
+    if len(frame) < FRAME.size:
+        return f"only {len(frame)} bytes of its first {FRAME.size} are there"
+    nbytes, checksum = FRAME.unpack(frame)
+    left -= FRAME.size
+    if nbytes > left:
+        return f"it says that it has {nbytes} bytes, and {left} are there"
+    if nbytes not in sizes:
+        return f"it says that it has {nbytes} bytes, and none has"
+    packed = file.read(nbytes)
+    if len(packed) < nbytes or zlib.crc32(packed) != checksum:
+        return "its checksum is wrong"
+    return packed
+
+
+def damaged(kind: str, path: str, offset: int, size: int, what: str) -> JournalDamaged:
+    """The error that says what is wrong where in a file of a journal."""
+    return JournalDamaged(
+        f"the {kind} {path} is damaged at byte {offset} of {size}: {what}; nothing of it is used: "
+        "keep the file, and start from a checkpoint",
+        path=path,
+        offset=offset,
+    )
 
 
 def head_bytes(head: Head) -> bytes:
@@ -142,12 +177,7 @@ class Records:
 
     def damaged(self, offset: int, what: str) -> JournalDamaged:
         """The error that says what is wrong where."""
-        return JournalDamaged(
-            f"the journal {self.path} is damaged at byte {offset} of {self.size}: {what}; nothing "
-            "of it is used: keep the file, and start from a checkpoint",
-            path=self.path,
-            offset=offset,
-        )
+        return damaged("journal", self.path, offset, self.size, what)
 
     # -- what is there -----------------------------------------------------------------------
 
@@ -165,29 +195,21 @@ class Records:
         if isinstance(found, str):
             raise self.damaged(self.end, f"its header is not whole ({found})")
         try:
-            head = Head(**msgpack.unpackb(found))
+            head = Head(**msgpack.unpackb(found, ext_hook=refuse_extension))
         except (ValueError, TypeError):
             head = None
-        if head is None or tuple(map(type, head)) != (str, int, bool) or head.epoch < 1:
+        if (
+            head is None
+            or tuple(map(type, head)) != (str, int, bool, int, int)
+            or min(head.epoch, head.number) < 1
+        ):
             raise self.damaged(self.end, "its header says something else than which plane it is of")
         self.end += FRAME.size + len(found)
         return head
 
     def _packed(self, limit: int = MAX_RECORD_BYTES) -> bytes | str:
         """What is packed in the next frame; or in words why there is none."""
-        frame = self._file.read(FRAME.size)
-        if len(frame) < FRAME.size:
-            return f"only {len(frame)} bytes of its first {FRAME.size} are there"
-        nbytes, checksum = FRAME.unpack(frame)
-        left = self.size - self.end - FRAME.size
-        if nbytes > left:
-            return f"it says that it has {nbytes} bytes, and {left} are there"
-        if not _MIN_RECORD_BYTES <= nbytes <= limit:
-            return f"it says that it has {nbytes} bytes, and none has"
-        packed = self._file.read(nbytes)
-        if len(packed) < nbytes or zlib.crc32(packed) != checksum:
-            return "its checksum is wrong"
-        return packed
+        return read_frame(self._file, self.size - self.end, range(_MIN_RECORD_BYTES, limit + 1))
 
     def _judge(self, reason: str) -> None:
         """What is not whole is the torn end of the file only if nothing whole comes after it."""
@@ -232,14 +254,15 @@ _FRONT = re.compile(
 _MAX_FRONT = 12
 
 
-def _refuse_extension(code: int, data: bytes) -> object:
+def refuse_extension(code: int, data: bytes) -> object:
+    """For whoever unpacks: nothing that is written here has a type of its own."""
     raise ValueError(f"extension type {code}")
 
 
 def _record(packed: bytes, offset: int) -> Record | None:
     """The record, if it is one."""
     try:
-        parts: Any = msgpack.unpackb(packed, ext_hook=_refuse_extension)
+        parts: Any = msgpack.unpackb(packed, ext_hook=refuse_extension)
     except (ValueError, RecursionError):
         return None
     if type(parts) is not list or len(cast("list[Any]", parts)) != 4:

@@ -13,6 +13,7 @@ from typing import Any
 from dataplane.codec.template import Column
 from dataplane.errors import FieldNotFound, KeyNotFound, SchemaMismatch, quote
 from dataplane.tags.layers import Layers
+from dataplane.tags.lost import lost_of, value_lost
 from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import SHARDS, Row
@@ -32,11 +33,12 @@ def resolve(
 ) -> Answer:
     """Where the fields of these keys lie, at one moment.
 
-    With `fields` None: every field that any of the rows has. KeyNotFound and FieldNotFound name
-    all that is missing, or with `drop_missing` such keys are left out. With `common` it is fields
-    that are left out where a row lacks them, and keys only where they do not exist.
+    With `fields` None: every field that any of the rows has, or had and lost. KeyNotFound,
+    ValueLost and FieldNotFound name all that is missing, or with `drop_missing` such keys are left
+    out. With `common` it is fields that are left out where a row lacks them, and keys only where
+    they do not exist; what is lost is an error.
     """
-    drop_missing |= common
+    drop_lost, drop_missing = drop_missing and not common, drop_missing or common
     shards = partition.index.shards
     slots = partition.slots
     rows: list[Row] = []
@@ -58,6 +60,16 @@ def resolve(
                 partition_id=partition.partition_id,
                 keys=list(dict.fromkeys(missing)),
             )
+        kept = [row.key for row in rows]
+    lost = lost_of(rows, fields)
+    if lost:
+        if not drop_lost:
+            raise value_lost(
+                partition.partition_id, lost, fields,
+                "clear these rows, and produce them anew; on_missing='drop' leaves them out",
+            )  # fmt: skip
+        gone = set(map(id, lost))
+        rows = [row for row in rows if id(row) not in gone]
         kept = [row.key for row in rows]
     signatures = _signatures(rows)
     if fields is None:

@@ -93,7 +93,7 @@ class SavedRows(NamedTuple):
         """What travelled: `numbers` are packed revisions, clears and attempts, `codes` say which of
         the names each row's producer has. InvalidRequest if these are no such rows."""
         keys = check_keys(keys)
-        unpacked, sizes = unpack_tags(tags, keys)
+        unpacked, sizes = unpack_tags(tags, keys, saved=True)
         revisions, cleared_at, attempts = (packed_ints(part, len(keys)) for part in numbers)
         producers = [names[code] for code in np.frombuffer(codes, np.int32).tolist()]
         if len(producers) != len(keys) or not set(map(type, producers)) <= {str}:
@@ -297,7 +297,8 @@ class Restoring:
 
         History begins with it: what was known or begun before is too old.
         """
-        store.epoch = max(store.epoch, self.epoch + 1)
+        if store.epoch <= self.epoch:
+            store.begin_epoch(self.epoch + 1)
         store.n = self.n_after(store.n)
         history.floor = store.n
         store.history = history

@@ -124,6 +124,15 @@ class Slots:
         self.chunks: list[Chunk | None] = []
         self.live = 0
 
+    @property
+    def end(self) -> int:
+        """The position behind the last slot that was handed out."""
+        if not self.chunks:
+            return 0
+        last = self.chunks[-1]
+        filled = CHUNK_ROWS if last is None else len(last.rows)
+        return ((len(self.chunks) - 1) << CHUNK_BITS) + filled
+
     def at(self, position: int) -> Slot:
         chunk = self.chunks[position >> CHUNK_BITS]
         return None if chunk is None else chunk.rows[position & (CHUNK_ROWS - 1)]

@@ -15,6 +15,7 @@ from dataplane.errors import InvalidRequest, PartitionNotFound, StaleWrite
 from dataplane.tags.groups import Group
 from dataplane.tags.history import Chain, Change, History
 from dataplane.tags.keys import check_name
+from dataplane.tags.lost import Losses, LossTags
 from dataplane.tags.partition import Found, Partition, PutRows
 from dataplane.tags.placement import Placement
 from dataplane.tags.query import Predicate
@@ -46,7 +47,10 @@ class TagStore:
         self, epoch: int, history: History | None = None, *, open_schemas: bool = False
     ) -> None:
         self.epoch = epoch
-        self._open_schemas = open_schemas
+        self.starts: dict[int, int] = {epoch: 0}
+        """At which revision each epoch began that this store knows of."""
+        self.open_schemas = open_schemas
+        """Whether partitions that puts make have open schemas."""
         self.n = 0
         """Number of changes so far: the revision of the last one."""
         self.history = history or History()
@@ -68,6 +72,24 @@ class TagStore:
 
     def revision(self) -> Revision:
         return Revision(self.epoch, self.n)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """What is revised from here on is of a later epoch."""
+        self.starts[epoch] = self.n
+        self.epoch = epoch
+
+    def stamp_of(self, revision: Sequence[int]) -> int:
+        """Where in the history of this store somebody was who had seen a revision of any epoch.
+
+        Of an earlier epoch at most where the next one began: what an earlier start had promised
+        beyond that never came to be. 0 for an epoch that is not known here, before everything.
+        """
+        epoch, n = revision
+        if epoch == self.epoch:
+            return n
+        if epoch not in self.starts:
+            return 0
+        return min(n, self.starts[min(later for later in self.starts if later > epoch)])
 
     def partition(self, partition_id: str) -> Partition:
         """The partition. PartitionNotFound if no put has made it."""
@@ -150,7 +172,7 @@ class TagStore:
         """A new partition of this name."""
         # What is older than the drop of the partition of this name before it is none of its own.
         partition = Partition(partition_id, self.dropped.get(partition_id, 0))
-        partition.open_schema = self._open_schemas
+        partition.open_schema = self.open_schemas
         self.partitions[partition_id] = partition
         self.history.begin(partition_id)
         return partition
@@ -307,6 +329,7 @@ class TagStore:
         self.attempts[group.attempt] = group
         partition.touched[group] = None
         self._place(partition, prompt, found)
+        partition.forget_lost(group.uid)
         by = prompt.client_id
         self._record(partition, Change(self.n, now, partition.partition_id, prompt.keys, None, by))
         return self.n
@@ -391,6 +414,40 @@ class TagStore:
         self.upkeep(now)
         return (chunk.live_rows() for chunk in partition.slots.cut())
 
+    # -- loss --------------------------------------------------------------------------------
+
+    def apply_lost(self, losses: Losses, now: float) -> int:
+        """Let rows be lost of which blocks are gone, all at one revision; how many. There is no
+        new revision where there is no such row.
+
+        The blocks are forgotten, and nobody is told that they are dead: nobody has them.
+        """
+        n = self.n_after_loss(losses)
+        gone = frozenset(losses.placements)
+        loss = LossTags(losses.store_id, now)
+        changes = [
+            (partition, partition.apply_lost(positions, gone, loss, n))
+            for partition, positions in losses.positions.items()
+        ]
+        self.n = n
+        for placement in losses.placements:
+            del self.placements[placement.store, placement.block]
+            self._uncharge(placement)
+        kept = [placement for placement in self.dead if not losses.names(placement)]
+        if len(kept) < len(self.dead):
+            self.dead.clear()  # others hold on to the queue itself
+            self.dead.extend(kept)
+        for partition, keys in changes:
+            self._record(partition, Change(n, now, partition.partition_id, keys, None))
+        for partition in self.partitions.values():
+            if partition.touched:  # the last of its rows in a block were being released
+                self._settle(partition)
+        return losses.rows
+
+    def n_after_loss(self, losses: Losses) -> int:
+        """The revision at which rows are lost, or that of now where none is."""
+        return self.n + bool(losses.positions)
+
     # -- repack ------------------------------------------------------------------------------
 
     def apply_repack(
@@ -409,13 +466,17 @@ class TagStore:
         for placement in placements:
             # A placement can be reported twice when several of its rows go in one request.
             if self.placements.pop((placement.store, placement.block), None) is not None:
-                placement.positions = ()
                 self.dead.append(placement)
-                for account in placement.uncharge():
-                    if type(account) is Group:
-                        partition = self.partitions.get(account.partition_id)
-                        if partition is not None:
-                            partition.touched[account] = None
+                self._uncharge(placement)
+
+    def _uncharge(self, placement: Placement) -> None:
+        """Nobody answers any more for the extent of a block."""
+        placement.positions = ()
+        for account in placement.uncharge():
+            if type(account) is Group:
+                partition = self.partitions.get(account.partition_id)
+                if partition is not None:
+                    partition.touched[account] = None
 
     def _record(self, partition: Partition, change: Change) -> None:
         self.history.append(change)

@@ -11,7 +11,8 @@ the extents of blocks in the table never overlap, so bytes that somebody may sti
                   | drop_owner   |   or kill (the news of its publication comes later)
                   `-> freed      `-> as kill
 
-Only `kill`, which carries the tag store's word, ends a published block.
+Only `kill`, which carries the tag store's word, ends a published block. A store that comes back
+adopts what an earlier incarnation published, in segments from which it allocates nothing.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class _Block:
     owner: Hashable
     state: State = State.RESERVED
     pins: int = 0
+    round: int = 0
+    """In which round it was published; 0 also of what was adopted, whenever."""
 
 
 @dataclass(slots=True)
@@ -72,6 +75,8 @@ class _Segment:
     size: int
     slot: int
     retired: bool = False
+    adopting: bool = False
+    blocks: set[int] = field(default_factory=set[int])
 
 
 @dataclass(slots=True)
@@ -110,6 +115,7 @@ class BlockTable:
         self._fit = FirstFit()
         self._known_segments: set[int] = set()
         self._used_bytes = 0
+        self._round = 0
 
     # -- segments
 
@@ -148,7 +154,88 @@ class BlockTable:
 
     def segments_to_unlink(self) -> list[int]:
         """Retired segments that hold no block any more: `remove_segment` and unlink them."""
-        return [i for i, s in self._segments.items() if s.free.is_empty and s.retired]
+        return [
+            i for i, s in self._segments.items() if s.free.is_empty and s.retired and not s.adopting
+        ]
+
+    def retired_segments(self) -> list[tuple[int, int]]:
+        """Segments that take no new block and hold some, with their sizes; the emptiest first."""
+        found = [
+            (segment.free.used_bytes, i, segment.size)
+            for i, segment in self._segments.items()
+            if segment.retired and not segment.adopting and not segment.free.is_empty
+        ]
+        return [(i, size) for _, i, size in sorted(found)]
+
+    # -- what an earlier incarnation left
+
+    @property
+    def next_block(self) -> int:
+        """The id of the block that is made next."""
+        return self._next_block
+
+    def skip_to(self, block: int) -> None:
+        """Give out no id below this one from now on."""
+        self._next_block = max(self._next_block, block)
+
+    def adopt_segment(self, segment_id: int, size: int) -> None:
+        """Take in a segment that an earlier incarnation made: for `adopt`, and for nothing new.
+
+        It counts as retired, but stays, empty or not, until `adopted` says that it is complete.
+        """
+        self.add_segment(segment_id, size)
+        self._segments[segment_id].adopting = True
+        self.retire_segment(segment_id)
+
+    def adopt(self, extents: Iterable[Extent]) -> list[int]:
+        """Take in blocks that are published already; the ids of those that cannot be where they
+        are said to be: known here under the same id, beyond the segment's end or in its header,
+        or over another block. Cheapest in the order in which they lie.
+
+        InternalError if a segment is not being adopted.
+        """
+        impossible: list[int] = []
+        for extent in extents:
+            segment = self._segment(extent.segment)
+            if not segment.adopting:
+                raise InternalError(f"segment {extent.segment} is not being adopted")
+            block = extent.block
+            if block in self._blocks or not segment.free.claim(extent.offset, extent.nbytes):
+                impossible.append(block)
+                continue
+            self._blocks[block] = _Block(extent, None, State.PUBLISHED)
+            segment.blocks.add(block)
+            self._used_bytes += round_up(extent.nbytes)
+            self.skip_to(block + 1)
+        return impossible
+
+    def adopted(self, segment_id: int) -> None:
+        """All that lives in the segment was adopted: it goes when it is empty."""
+        self._segment(segment_id).adopting = False
+
+    def next_round(self) -> int:
+        """Begin the next round; its number. What is published from now on is not of an earlier
+        one."""
+        self._round += 1
+        return self._round
+
+    def segment_ids(self) -> list[int]:
+        """All segments in the table."""
+        return list(self._segments)
+
+    def blocks_in(self, segment_id: int) -> list[int]:
+        """The blocks in a segment, in whatever state; none if it is not in the table."""
+        segment = self._segments.get(segment_id)
+        return [] if segment is None else list(segment.blocks)
+
+    def published_before(self, blocks: Iterable[int], round_: int) -> list[int]:
+        """Those of the blocks that are published, and were before this round began."""
+        found: list[int] = []
+        for block in blocks:
+            entry = self._blocks.get(block)
+            if entry is not None and entry.state is State.PUBLISHED and entry.round < round_:
+                found.append(block)
+        return found
 
     @property
     def used_bytes(self) -> int:
@@ -183,6 +270,7 @@ class BlockTable:
         extent = Extent(self._next_block, segment_id, offset, nbytes)
         self._next_block += 1
         self._blocks[extent.block] = _Block(extent, owner)
+        segment.blocks.add(extent.block)
         self._owner(owner).reserved.add(extent.block)
         self._used_bytes += round_up(nbytes)
         return extent
@@ -214,7 +302,9 @@ class BlockTable:
             return False
         if found.state is State.RESERVED:
             raise InternalError(f"block {block} was published before it was sealed")
-        found.state = State.PUBLISHED
+        if found.state is State.PUBLISHING:
+            found.state = State.PUBLISHED
+            found.round = self._round
         return True
 
     def abort(self, block: int, owner: Hashable = None) -> bool:
@@ -376,6 +466,7 @@ class BlockTable:
         extent = block.extent
         segment = self._segments[extent.segment]
         segment.free.free(extent.offset, extent.nbytes)
+        segment.blocks.discard(extent.block)
         self._offer(segment)
         del self._blocks[extent.block]
         self._used_bytes -= round_up(extent.nbytes)

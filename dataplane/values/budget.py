@@ -33,12 +33,15 @@ def shared_memory_budget(
     setting: int | None,
     reserved_bytes: int = 0,
     *,
+    own_bytes: int = 0,
     cgroup_root: str | os.PathLike[str] = "/sys/fs/cgroup",
     membership: str | os.PathLike[str] = "/proc/self/cgroup",
 ) -> Budget:
     """What a store in `folder` can have: the least of the setting, the mount and the cgroup.
 
-    `reserved_bytes` is what others of this node will still take there (Ray's object store).
+    `reserved_bytes` is what others of this node will still take there (Ray's object store);
+    `own_bytes` is what this store has there already, of an earlier incarnation. With some of those
+    it gets one segment of the smallest size at least, on which it may have to wait.
 
     Raises:
         InvalidRequest: that is less than one segment of the smallest size. It says what is
@@ -51,14 +54,16 @@ def shared_memory_budget(
         )
     mount, free = _mount_room(folder)
     margin = min(free // 16, _MAX_MARGIN_BYTES)
-    rooms = {"mount": free - margin - reserved_bytes}
+    rooms = {"mount": own_bytes + free - margin - reserved_bytes}
     cgroup = _cgroup_room(Path(cgroup_root), Path(membership))
     if cgroup is not None:
-        rooms["cgroup"] = cgroup - reserved_bytes
+        rooms["cgroup"] = own_bytes + cgroup - reserved_bytes
     if setting is not None:
         rooms["setting"] = setting
     least = min(rooms, key=rooms.__getitem__)
     capacity = rooms[least] // PAGE * PAGE
+    if own_bytes:
+        capacity = max(capacity, MIN_SEGMENT_BYTES)
     if capacity < MIN_SEGMENT_BYTES:
         kept = f" ({mb(reserved_bytes)} of it kept for others)" if reserved_bytes else ""
         # Twice the smallest segment leaves room for the margin.

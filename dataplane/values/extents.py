@@ -31,7 +31,7 @@ class FreeList:
     `allocate(1)` is 12288; after `free(4096, 5000)` `largest` is 8192.
     """
 
-    __slots__ = ("_bins", "_ending", "_free_pages", "_pages", "_run", "_sizes", "_used")
+    __slots__ = ("_bins", "_end", "_ending", "_free_pages", "_pages", "_run", "_sizes", "_used")
 
     def __init__(self, size: int, start: int = PAGE) -> None:
         if start % PAGE or start < 0:
@@ -39,6 +39,7 @@ class FreeList:
         first, end = start // PAGE, size // PAGE
         if end <= first:
             raise InternalError(f"a segment of {size} bytes has no room after byte {start}")
+        self._end = end
         self._pages = self._free_pages = end - first
         self._run: dict[int, int] = {}  # first page of a free run -> pages
         self._ending: dict[int, int] = {}  # page after a free run -> first page
@@ -94,8 +95,34 @@ class FreeList:
         self._free_pages -= pages
         return start * PAGE
 
+    def claim(self, offset: int, nbytes: int) -> bool:
+        """Whether exactly this extent was free and is in use from now on; if not, nothing changed.
+
+        For extents that were given out before this list was made. Each costs the same if they
+        come in ascending order, else as much as there are free runs.
+        """
+        start, rest = divmod(offset, PAGE)
+        pages = -(-nbytes // PAGE)
+        if rest or pages <= 0:
+            return False
+        run = self._ending.get(self._end)
+        if run is None or start < run:
+            holds = (first for first, size in self._run.items() if first <= start < first + size)
+            run = next(holds, None)
+        if run is None or start + pages > run + self._run[run]:
+            return False
+        size = self._run[run]
+        self._remove_run(run, size)
+        if start > run:
+            self._add_run(run, start - run)
+        if start + pages < run + size:
+            self._add_run(start + pages, run + size - start - pages)
+        self._used[start] = pages
+        self._free_pages -= pages
+        return True
+
     def free(self, offset: int, nbytes: int) -> None:
-        """Gives the extent back. It must be one that `allocate` gave, whole.
+        """Gives the extent back. It must be one that `allocate` or `claim` gave, whole.
 
         Raises:
             InternalError: it is not in use with this size (a double free). Nothing changed.

@@ -17,7 +17,7 @@ room comes back as a run of its own), and segments taken out of use with a clien
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Final, Literal
 
 from dataplane.errors import InternalError, InvalidRequest
@@ -162,6 +162,13 @@ class Holds:
             for block in hold.blocks:
                 self._disown(block, self._drawn.pop(block))
         self._trim()
+
+    def keep(self, kept: Mapping[int, int]) -> list[int]:
+        """End all holds but those of attempts of which this much is outstanding, and lower those
+        to that; the attempts with something outstanding for which nothing is held."""
+        for attempt in list(self._holds):
+            self.tell(attempt, kept.get(attempt, 0))
+        return [a for a, nbytes in kept.items() if nbytes > 0 and a not in self._holds]
 
     # -- blocks
 

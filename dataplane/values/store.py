@@ -8,6 +8,9 @@ blocks repacked, and at last only patience until the request's deadline.
 Room that groups declared is held for them (holds.py). What may draw on it waits for nobody, and if
 even so there is no room, in a queue of its own, which is served before the one of plain puts and of
 groups that begin. Room that comes free goes to those queues before it goes to who comes just then.
+
+A store that starts where an earlier incarnation was killed goes on with its nonce and above its ids
+(incarnation.py), and has its blocks once the tag store has said which of them live (recovery.py).
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,8 @@ from dataplane.values.blocks import BlockTable, Extent, segment_size_for
 from dataplane.values.budget import Budget, mount_of
 from dataplane.values.extents import PAGE, round_up
 from dataplane.values.holds import Draw, Holds
+from dataplane.values.incarnation import Ids, find_earlier, forget, ids_of_new_incarnation, note
+from dataplane.values.recovery import Live, Recovery
 from dataplane.values.segments import Segment, create
 
 log = logging.getLogger("dataplane.values")
@@ -74,18 +80,29 @@ class _Request:
 
 class ValueStore:
     def __init__(
-        self, folder: Path, budget: Budget, *, plane_id: str, store_id: str, nonce: bytes
+        self,
+        folder: Path,
+        budget: Budget,
+        *,
+        plane_id: str,
+        store_id: str,
+        nonce: bytes,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.folder = folder
         self.budget = budget
         self.plane_id = plane_id
         self.store_id = store_id
         self.nonce = nonce
+        """What clients know this store by: an earlier incarnation's, once `start` has found one."""
+        self._clock = clock
         self.blocks = BlockTable()
         self.holds = Holds(self.blocks, budget.segment_bytes // LARGEST_DRAW_SHARE)
         self.segments: dict[int, Segment] = {}
         self.repack: Callable[[], Awaitable[bool]] | None = None
         """Tries to free room by copying live rows out of mostly dead blocks; whether it did."""
+        self.evacuate: Callable[[], Awaitable[bool]] | None = None
+        """Tries to free a segment that takes no new block, by copying what lives in it."""
         self._next_segment = 1
         self._refused = ""
         """Why the last segment that was wanted could not be made."""
@@ -101,9 +118,75 @@ class ValueStore:
         self._freed = asyncio.Event()
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="segments")
 
+        self.recovery = Recovery(
+            folder, self.blocks, self.segments, self._maker,
+            plane_id=plane_id, store_id=store_id, kill=self.kill, freed=self.freed,
+        )  # fmt: skip
+
     async def start(self) -> None:
-        """Make the first segment, so that the first put finds memory that is backed."""
-        await self._make_segment(min(self.budget.segment_bytes, self.budget.capacity_bytes))
+        """Find what an earlier incarnation left, and make the first segment, so that the first put
+        finds memory that is backed.
+
+        Where there are old segments it may be that no new one can be made: room comes when theirs
+        goes. What lives in them is not here before `reconcile`, and until then nothing is unlinked.
+
+        Raises:
+            QuotaExceeded: there is no room for the first segment, and nothing that will give any.
+            InternalError: the folder cannot be used, or the process is out of descriptors.
+        """
+        loop = asyncio.get_running_loop()
+        names = {"plane_id": self.plane_id, "store_id": self.store_id}
+        earlier = await loop.run_in_executor(
+            self._maker, lambda: find_earlier(self.folder, **names)
+        )
+        self.nonce = earlier.nonce or self.nonce
+        self.recovery.found(earlier)
+        ids = ids_of_new_incarnation(earlier.ids, self._clock())
+        self._next_segment = ids.segment
+        self.blocks.skip_to(ids.block)
+        size = min(self.budget.segment_bytes, self._left())
+        if not earlier.segments and not earlier.damaged:
+            await self._make_segment(size)
+        elif size > PAGE:
+            try:
+                await self._make_segment(size)
+            except QuotaExceeded as error:
+                self._no_new_segment(error)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether blocks of an earlier incarnation may be there that only `reconcile` brings back:
+        until then a block that is not here need not be gone."""
+        return self.recovery.pending
+
+    async def reconcile(self, live: Live) -> list[int]:
+        """Agree with the tag store on what lives here; the live blocks whose bytes are lost.
+
+        To be called at every registering, before anything else is told or heard. What was published
+        before the call and is not live ends; a block that is being published stays. The first
+        call after a start takes over what lives in old segments, and unlinks the others. It may be
+        repeated, also after it was given up in the middle.
+
+        Raises:
+            InvalidRequest: these are not four arrays of one length. Nothing changed.
+            InternalError: the process is out of descriptors or memory; nothing was freed.
+        """
+        return await self.recovery.reconcile(live)
+
+    def reconcile_holds(self, kept: Mapping[int, int]) -> list[int]:
+        """Agree with the tag store on what is held: so many bytes are outstanding of each attempt
+        that it keeps room for here. The attempts for which nothing is held, which it may ask for.
+
+        All other holds end, those under tokens too, and so does all waiting for one: who asked for
+        it is gone.
+        """
+        for request in list(self._wanted.values()):
+            gone = "the tag store that asked for this room was restarted"
+            request.settle(error=InvalidRequest(gone))
+        self._wanted.clear()
+        missing = self.holds.keep(kept)
+        self.freed()
+        return missing
 
     def close(self) -> None:
         """Give back every segment. Readers that map them keep their pages."""
@@ -112,6 +195,8 @@ class ValueStore:
             segment.unlink()
             segment.close()
         self.segments.clear()
+        self.recovery.give_back()
+        forget(self.folder)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -162,7 +247,12 @@ class ValueStore:
         request = _Request(nbytes, future, attempt=attempt)
         self._wait(request, timeout_s)
         self._wanted[attempt] = request
-        future.add_done_callback(lambda _: self._wanted.pop(attempt))
+
+        def ended(_: asyncio.Future[None]) -> None:
+            if self._wanted.get(attempt) is request:
+                del self._wanted[attempt]
+
+        future.add_done_callback(ended)
         return future
 
     def bind(self, token: int, attempt: int) -> None:
@@ -252,7 +342,7 @@ class ValueStore:
                     continue
                 self._stuck = True
                 try:
-                    if self.repack is None or not await self.repack():
+                    if not await self._make_room():
                         await self._freed.wait()
                 finally:
                     self._stuck = False
@@ -323,31 +413,64 @@ class ValueStore:
             await self._make_segment(size)
         except DataplaneError as error:
             # The mount is fuller than its free space said; live with the segments there are.
-            log.warning("no new segment: %s", error)
-            self._refused = f"; no new segment could be made: {error}"
+            self._no_new_segment(error)
             return False
         self._refused = ""
         return True
 
+    def _no_new_segment(self, error: DataplaneError) -> None:
+        log.warning("no new segment: %s", error)
+        self._refused = f"; no new segment could be made: {error}"
+
+    async def _make_room(self) -> bool:
+        """Whether room was made by copying, or will be when the tag store has heard of it."""
+        if self.repack is not None and await self.repack():
+            return True
+        return self.evacuate is not None and await self.evacuate()
+
+    async def room_to_evacuate(self, nbytes: int, size: int) -> bool:
+        """Whether there is room now for what lives in a segment of this size that is to go.
+
+        The room is beyond the capacity until it has gone: never more than one segment at a time.
+        """
+        if self._left() < 0:
+            return False
+        # Where the mount has no room for another one like it, one for what lives in it will do.
+        for wanted in (size, PAGE + nbytes):
+            try:
+                await self._make_segment(wanted)
+            except DataplaneError as error:
+                log.warning("no room to empty a segment: %s", error)
+            else:
+                return True
+        return False
+
     def _left(self) -> int:
-        return self.budget.capacity_bytes - self.blocks.segment_bytes
+        return self.budget.capacity_bytes - self._segment_bytes
+
+    @property
+    def _segment_bytes(self) -> int:
+        return self.blocks.segment_bytes + self.recovery.pending_bytes
 
     async def _make_segment(self, size: int) -> None:
         segment_id = self._next_segment
         self._next_segment += 1
         size = size // PAGE * PAGE
         loop = asyncio.get_running_loop()
-        segment = await loop.run_in_executor(
-            self._maker,
-            lambda: create(
+        ids = Ids(self._next_segment, self.blocks.next_block)
+
+        def make() -> Segment:
+            note(self.folder, ids)
+            return create(
                 self.folder,
                 segment_id,
                 size,
                 plane_id=self.plane_id,
                 store_id=self.store_id,
                 nonce=self.nonce,
-            ),
-        )
+            )
+
+        segment = await loop.run_in_executor(self._maker, make)
         self.segments[segment_id] = segment
         self.blocks.add_segment(segment_id, segment.size)
 
@@ -375,6 +498,7 @@ class ValueStore:
 
     def kill(self, blocks: Sequence[int]) -> None:
         """The tag store says that these blocks are dead. May be repeated."""
+        self.recovery.died(blocks)
         not_here = self.blocks.kill(blocks)
         if self.holds:
             self.holds.ended(set(blocks).difference(not_here))
@@ -401,10 +525,9 @@ class ValueStore:
 
     def drop(self, owner: Hashable, *, stopped: bool) -> None:
         """A client is gone, with all that it held."""
+        # A retired segment is never written again. Its file stays until nothing lives in it: rows
+        # of others do, and have to be found again should this process die.
         retired = self.blocks.drop_owner(owner, trusted_stopped=stopped)
-        for segment_id in retired:
-            # Whoever still maps it keeps its pages; nobody new gets to see it.
-            self.segments[segment_id].unlink()
         self.holds.dropped(owner, retired)
         self.freed()
 
@@ -415,7 +538,7 @@ class ValueStore:
         return {
             "pid": os.getpid(),
             "capacity_bytes": self.budget.capacity_bytes,
-            "segment_bytes": self.blocks.segment_bytes,
+            "segment_bytes": self._segment_bytes,
             "segments": len(self.segments),
             "used_bytes": self.used_bytes,
             "held_bytes": self.holds.held_bytes,

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from dataplane.errors import DataplaneError, InternalError, Unauthenticated, Unreachable, from_wire
 from dataplane.wire import auth
-from dataplane.wire.address import Address, Tls, whereabouts
+from dataplane.wire.address import Address, Tls, prepare_tcp, whereabouts
 from dataplane.wire.frames import (
     MAX_HEADER_BYTES,
     OK,
@@ -33,6 +32,10 @@ CLOSED = "the connection was closed"
 
 class Broken(ConnectionError):
     """The connection ended while a request was under way; whether it had an effect is open."""
+
+
+class Refused(Broken):
+    """Nobody listens there now, so nothing was sent."""
 
 
 class Answer(NamedTuple):
@@ -60,6 +63,10 @@ class Channel(asyncio.BufferedProtocol):
         self._waiting: dict[int, tuple[asyncio.Future[Answer], _Alloc | None, str]] = {}
         self._challenge: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.on_lost: Callable[[], None] | None = None
+        self.received = 0
+        """Whole frames that have come."""
+        self.local = True
+        """Over a unix socket, whose end cannot go unnoticed."""
 
     @classmethod
     async def connect(
@@ -88,8 +95,8 @@ class Channel(asyncio.BufferedProtocol):
             except ssl.SSLError as error:
                 raise Unauthenticated(f"TLS with {address} failed: {error}") from error
             raw: Any = transport.get_extra_info("socket")
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            prepare_tcp(raw)
+            channel.local = False
         else:
             raise Unreachable(f"no way from here to {address}")
         try:
@@ -254,6 +261,7 @@ class Channel(asyncio.BufferedProtocol):
         header, payload = self._header, self._payload
         assert header is not None
         assert payload is not None
+        self.received += 1
         self._header = self._payload = None
         kind, number, body = header
         if type(kind) is str:

@@ -24,6 +24,7 @@ import torch
 from tensordict import TensorDict
 
 import dataplane
+import dataplane.testing
 import dataplane.types
 from dataplane.client.core import Core
 from dataplane.client.effects import Verb
@@ -36,7 +37,7 @@ from dataplane.server.process import new_plane_id, serve
 from dataplane.values.segments import open_segment
 from tests.deadline import eventually
 
-MAPPED = pytest.mark.kinds("embedded-sync", "embedded-async", "ray")
+MAPPED = pytest.mark.kinds("embedded-sync", "embedded-async", "memory", "ray")
 """For tests of what clients do with segments that they map."""
 
 SHM = Path("/dev/shm")
@@ -167,6 +168,8 @@ def hosted(
     kind: str, name: str, settings: dict[str, Any], request: pytest.FixtureRequest
 ) -> AbstractContextManager[Plane]:
     """A plane of one of the kinds. Only those of Ray have its cluster started."""
+    if kind == "memory":
+        return memory(name, settings)
     if kind == "embedded-sync":
         return embedded_sync(name, settings)
     if kind == "embedded-async":
@@ -175,6 +178,14 @@ def hosted(
     if kind == "ray":
         return ray_hosted(name, settings)
     return ray_remote(name, settings, other)
+
+
+@contextmanager
+def memory(name: str, settings: dict[str, Any]) -> Iterator[Plane]:
+    """The plane that users test with, in a thread of this process."""
+    with dataplane.testing.plane(name, **settings) as made:
+        plane = Plane("memory", name, settings, made.client, connect=made.connect)
+        yield from _until_destroyed(plane, made.client)
 
 
 @contextmanager

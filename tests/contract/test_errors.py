@@ -22,6 +22,7 @@ ATTRIBUTES: dict[str, Any] = {
     "partition_id": "train",
     "keys": ["a", "\N{SNOWMAN}", "k" * 300],
     "fields": ["x", "y"],
+    "stores": ["s1"],
     "cleared_at": 17,
     "attempt": 16,
     "task": "train",

@@ -35,7 +35,7 @@ from tests.deadline import eventually
 PAGE = 4096
 SHORT_S = 0.3
 
-LOCAL = pytest.mark.kinds("embedded-sync", "embedded-async", "ray")
+LOCAL = pytest.mark.kinds("embedded-sync", "embedded-async", "memory", "ray")
 """For tests of what one producer has: elsewhere two processes put by turns."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -11,6 +11,7 @@ import msgpack
 from dataplane.codec.template import ITEM_BYTES, Column, Template
 from dataplane.tags.accounts import Account
 from dataplane.tags.groups import Group
+from dataplane.tags.lost import find_losses
 from dataplane.tags.partition import Partition, PutRows
 from dataplane.tags.placement import Placement
 from dataplane.tags.rows import CHUNK_BITS, CHUNK_ROWS, Row, Tombstone
@@ -94,6 +95,18 @@ def put(
     return store.apply_put(rows, store.check_put(rows), now)
 
 
+def lose(
+    store: TagStore, store_id: str, blocks: Collection[int] | None = None, *, now: float = 0.0
+) -> int:
+    """Have blocks of a value store, or all of them, be gone for good, as the server does; how many
+    rows are lost."""
+    losses = find_losses(store, store_id, blocks)
+    n = store.n_after_loss(losses)
+    rows = store.apply_lost(losses, now)
+    assert (store.n, rows) == (n, losses.rows)
+    return rows
+
+
 def dead_blocks(store: TagStore) -> list[int]:
     """The blocks reported dead since the last time, by number and taken from the report."""
     dead = [placement.block for placement in store.dead]
@@ -137,10 +150,16 @@ def rows_of(store: TagStore, partition_id: str) -> dict[str, Row]:
     return rows
 
 
-def audit(store: TagStore, blocks: Iterable[Blocks] = (), dead: Iterable[int] = ()) -> None:
+def audit(
+    store: TagStore,
+    blocks: Iterable[Blocks] = (),
+    dead: Iterable[int] = (),
+    lost: Iterable[int] = (),
+) -> None:
     """Assert that every sum the store keeps is what a recount over its rows gives.
 
-    With `blocks`, every block ever put is live or was reported dead, in `dead`, exactly once.
+    With `blocks`, every block ever put is live, or was reported dead, in `dead`, exactly once, or
+    is one of those that were lost.
     """
     cells: dict[tuple[str, int], int] = {}
     for partition_id, partition in store.partitions.items():
@@ -176,12 +195,14 @@ def audit(store: TagStore, blocks: Iterable[Blocks] = (), dead: Iterable[int] = 
     assert store.attempts == {group.attempt: group for group in open_groups}
     assert {number: placement.live for number, placement in store.placements.items()} == cells
     assert store.history.size == sum(len(change.keys) for change in _history(store))
-    reported = list(dead)
+    reported, lost = list(dead), set(lost)
     assert len(reported) == len(set(reported)), "a block reported dead twice"
     for maker in blocks:
         live = {block for name, block in store.placements if name == maker.store}
         assert live.isdisjoint(reported)
-        assert live | set(reported) == {placement.block for placement in maker.made}
+        assert live.isdisjoint(lost)
+        made = {placement.block for placement in maker.made}
+        assert live | set(reported) | made.intersection(lost) == made
 
 
 def _audit_slots(store: TagStore, partition_id: str) -> None:

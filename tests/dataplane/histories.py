@@ -6,11 +6,13 @@ import asyncio
 import random
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
 from dataplane.codec.template import Templates
+from dataplane.server.connection import Connection
+from dataplane.server.freeing import RemoteValues
 from dataplane.tags.placement import Placement
 from dataplane.wire.messages import (
     IF_ABSENT,
@@ -73,7 +75,7 @@ class Histories:
         self.loads = 0
         self.counts: dict[str, int] = {}
         self.templates = Templates()
-        self.values.send("register", [None, ["10.0.0.1", 1]])
+        self._register(1)
 
     # -- numbers -----------------------------------------------------------------------------
 
@@ -364,7 +366,25 @@ class Histories:
         self._done("forgotten", None)
 
     async def register(self) -> None:
-        self._done("register", await self.values.call("register", [None, ["10.0.0.1", 2]]))
+        """The value store comes again, mostly with all that it had."""
+        self._register(2, self._some_blocks() if self.random.random() < 0.3 else [])
+        self._done("register", None)
+
+    def _register(self, port: int, lost: Sequence[int] = ()) -> None:
+        values = RemoteValues(STORE, [None, ["10.0.0.1", port]], cast("Connection", self.values))
+        self.live.service.registering.register(values, lost)
+
+    def _some_blocks(self) -> list[int]:
+        live = [block for _, block in self.live.store.placements]
+        return self.random.sample(live, min(len(live), self.random.randint(0, 2)))
+
+    async def lose(self) -> None:
+        """The value store has not got some blocks any more; rarely, none."""
+        blocks = None if self.random.random() < 0.1 else self._some_blocks()
+        if blocks is None:
+            self.strays.update(self.values.freed)  # a replay does not tell of them once more
+        rows = self.live.service.losing.lose(STORE, blocks)
+        self._done("lost" if rows else "nothing lost", None)
 
     # -- loads -------------------------------------------------------------------------------
 
@@ -432,7 +452,7 @@ class Histories:
             (self.put, 12), (self.clear, 4), (self.repack, 4), (self.begin, 4), (self.end, 3),
             (self.create, 3), (self.seal, 1), (self.drop, 1), (self.claim, 8), (self.end_claim, 6),
             (self.abandon, 2), (self.expire, 1), (self.repeat, 4), (self.outcome, 1),
-            (self.load, 1),
+            (self.load, 1), (self.lose, 1),
         ]  # fmt: skip
         if self.random.random() < 0.01:
             await self.forget()

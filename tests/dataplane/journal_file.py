@@ -13,7 +13,7 @@ import msgpack
 def read(path: Path) -> tuple[dict[str, Any], list[list[Any]]]:
     """The header and records of a journal, every byte of which must belong to one."""
     data = path.read_bytes()
-    assert data[:8] == b"DPJRNL\0\2"
+    assert data[:8] == b"DPJRNL\0\3"
     records: list[Any] = []
     at = 8
     while at < len(data):

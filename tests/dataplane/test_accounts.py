@@ -210,7 +210,7 @@ def test_producers_that_hold_nothing_are_forgotten_when_there_are_many() -> None
         store.apply_clear("p", ["k"], 0.0)
         uid = begin_group(store, "p", f"u{i}", client_id=f"c{i}").uid
         store.apply_clear("p", [uid], 0.0, retire=True)
-    assert len(partition.producers) + len(partition._prompters) <= MOST_PRODUCERS
+    assert len(partition.producers) + len(partition.prompters) <= MOST_PRODUCERS
     assert partition.producer("keeper").rows == 1
     # An open group's producer is the same still, or its limit would be no limit.
     assert partition.producers["beginner"] is group.producer

@@ -28,6 +28,7 @@ SAMPLES: dict[str, Any] = {
     "partition_id": "train",
     "keys": ["u1_0_0", "k\n\x00", "\U0001f600"],
     "fields": ["labels"],
+    "stores": ["s1"],
     "cleared_at": 881,
     "attempt": 880,
     "task": "train",

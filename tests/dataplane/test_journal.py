@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -17,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataplane.client.loading import load
-from dataplane.errors import InternalError
+from dataplane.errors import InternalError, QuotaExceeded
 from dataplane.server.tag_service import TagService
 from dataplane.tags import journal as j
 from dataplane.tags.journal import FileJournal
@@ -29,8 +32,9 @@ from tests.dataplane.audit import audit, put, tags_of
 from tests.dataplane.changes import begin_group, drop_partition, end_group
 from tests.dataplane.interleaving import clear_where
 from tests.dataplane.journal_file import read
+from tests.deadline import eventually
 
-HEAD = {"plane_id": "plane", "epoch": 3, "open_schemas": False}
+HEAD = {"plane_id": "plane", "epoch": 3, "open_schemas": False, "number": 1, "before": 0}
 
 
 @contextmanager
@@ -96,7 +100,7 @@ def test_a_journal_that_ran_full_ends_with_its_last_whole_record(
             before = journal.nbytes
             try:
                 journal.append(j.PUT, len(whole) + 1, 0.0, body)
-            except InternalError as error:
+            except QuotaExceeded as error:
                 assert str(path) in str(error)  # noqa: PT017
                 assert journal.nbytes == before
                 break
@@ -106,7 +110,7 @@ def test_a_journal_that_ran_full_ends_with_its_last_whole_record(
 
 
 @pytest.mark.parametrize("room", [0, 1, 8, 50], ids=lambda n: f"{n} bytes left")
-def test_after_a_failed_write_the_journal_takes_no_further_change(
+def test_a_change_for_which_there_is_no_room_is_tried_again_with_the_next(
     tmp_path: Path, room: int
 ) -> None:
     path = tmp_path / "journal"
@@ -114,16 +118,167 @@ def test_after_a_failed_write_the_journal_takes_no_further_change(
     journal.append(j.PUT, 1, 0.0, b"first")
     before = path.read_bytes()
     with files_limited_to(len(before) + room):
-        with pytest.raises(InternalError, match="the change was not made") as first:
-            journal.append(j.PUT, 2, 0.0, b"x" * 100)
-        reason = str(first.value).rsplit(": ", 1)[1]
-        assert ("only part" in reason) == (room > 0)
-        with pytest.raises(InternalError, match="takes no more changes"):
-            journal.append(j.PUT, 2, 0.0, b"")
-    with pytest.raises(InternalError, match="takes no more changes") as later:
-        journal.append(j.PUT, 2, 0.0, b"")  # there is room again, and still
-    assert reason in str(later.value)
+        for _ in range(2):
+            with pytest.raises(QuotaExceeded, match="the change was not made") as error:
+                journal.append(j.PUT, 2, 0.0, b"x" * 100)
+            assert ("only part" in str(error.value)) == (room > 0)
+            assert str(path) in str(error.value)
+            assert 0 < error.value.used_bytes <= error.value.limit_bytes
+            assert path.read_bytes() == before
+    journal.append(j.PUT, 2, 0.0, b"second")  # there is room again
+    assert read(path) == (HEAD, [[j.PUT, 1, 0.0, b"first"], [j.PUT, 2, 0.0, b"second"]])
+    assert journal.nbytes == path.stat().st_size
+    journal.close()
+
+
+@pytest.mark.parametrize("cut_fails", [False, True])
+def test_after_any_other_failure_the_journal_takes_no_further_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_fails: bool
+) -> None:
+    path = tmp_path / "journal"
+    journal = FileJournal(path, "plane", 3)
+    journal.append(j.PUT, 1, 0.0, b"first")
+    before = path.read_bytes()
+
+    def broken(fd: int, _: Any) -> int:
+        raise OSError(errno.ENOSPC if cut_fails else errno.EIO, "the disk is on fire")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", broken)
+        if cut_fails:
+            patch.setattr(os, "ftruncate", broken)
+        with pytest.raises(InternalError, match=r"change was not made.* on fire.*started again"):
+            journal.append(j.PUT, 2, 0.0, b"second")
+    for _ in range(2):
+        with pytest.raises(InternalError, match=r"takes no more changes: .*on fire"):
+            journal.append(j.PUT, 2, 0.0, b"second")
+    with pytest.raises(InternalError, match=r"takes no more changes: .*on fire"):
+        journal.turn()
     assert path.read_bytes() == before
+    journal.close()
+
+
+class Disk:
+    """Counts what a process asks its disk to flush."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.flushed: list[int] = []
+        """Size of the file each time."""
+        self.came = threading.Event()
+        self.error: OSError | None = None
+        patch.setattr(os, "fdatasync", self._flush)
+
+    def _flush(self, fd: int) -> None:
+        if self.error is not None:
+            self.came.set()
+            raise self.error
+        self.flushed.append(os.fstat(fd).st_size)
+        self.came.set()
+
+
+def test_nothing_is_flushed_unless_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    journal = FileJournal(tmp_path / "journal-00000001", "plane", 3)
+    journal.append(j.PUT, 1, 0.0, b"first")
+    journal.turn()
+    journal.close()
+    assert disk.flushed == []
+
+
+def test_always_flushes_a_change_before_it_is_acknowledged_or_does_not_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    path = tmp_path / "journal-00000001"
+    journal = FileJournal(path, "plane", 3, sync=j.ALWAYS)
+    for n in range(1, 4):
+        journal.append(j.PUT, n, 0.0, b"change")
+        assert disk.flushed[-1] == journal.nbytes == path.stat().st_size
+    assert len(disk.flushed) == 4
+    before = path.read_bytes()
+    disk.error = OSError(errno.EDQUOT, "over quota")
+    with pytest.raises(QuotaExceeded, match="over quota"):
+        journal.append(j.PUT, 4, 0.0, b"change")
+    assert path.read_bytes() == before
+    disk.error = None
+    journal.append(j.PUT, 4, 0.0, b"change")
+    disk.error = OSError(errno.EIO, "on fire")
+    with pytest.raises(InternalError, match="on fire"):
+        journal.append(j.PUT, 5, 0.0, b"change")
+    assert len(read(path)[1]) == 4
+    journal.close()
+
+
+def test_interval_flushes_within_a_second_what_has_been_written_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(j, "FLUSH_S", 0.02)
+    disk = Disk(monkeypatch)
+    journal = FileJournal(tmp_path / "journal-00000001", "plane", 3, sync=j.INTERVAL)
+    for n in range(1, 4):
+        if n == 3:
+            journal.turn()  # the thread goes on with the new file
+        disk.came.clear()
+        journal.append(j.PUT, n, 0.0, b"change")
+        assert disk.came.wait(10.0)
+        assert disk.flushed[-1] == journal.path.stat().st_size
+    assert disk.flushed[-2] < disk.flushed[-3]  # the header of the new file
+    disk.error = OSError(errno.EIO, "on fire")
+    disk.came.clear()
+    journal.append(j.PUT, 4, 0.0, b"change")
+    assert disk.came.wait(10.0)
+    eventually(lambda: _is_broken(journal), "the journal takes no more changes")
+    journal.close()
+    journal.flush()  # nobody's descriptor is flushed when it comes too late
+
+
+def _is_broken(journal: FileJournal) -> bool:
+    try:
+        journal.append(j.PUT, 5, 0.0, b"change")
+    except InternalError as error:
+        return "could not be flushed" in str(error)
+    return False
+
+
+def test_a_turn_goes_on_in_a_file_that_says_where_it_goes_on(tmp_path: Path) -> None:
+    first = tmp_path / "journal-00000001"
+    journal = FileJournal(first, "plane", 3, open_schemas=True)
+    assert journal.turn() == 1  # there is nothing in it yet
+    journal.append(j.PUT, 1, 0.0, b"first")
+    size = journal.nbytes
+    assert (journal.turn(), journal.turn(), journal.number) == (2, 2, 2)
+    journal.append(j.PUT, 2, 0.0, b"second")
+    assert first.stat().st_size == size
+    head, records = read(tmp_path / "journal-00000002")
+    assert head == {**HEAD, "open_schemas": True, "number": 2, "before": size}
+    assert records == [[j.PUT, 2, 0.0, b"second"]]
+    assert journal.nbytes == size + journal.path.stat().st_size
+    journal.close()
+    assert sorted(os.listdir(tmp_path)) == ["journal-00000001", "journal-00000002"]
+
+
+def test_a_turn_that_fails_changes_nothing(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "journal-00000001", "plane", 3)
+    journal.append(j.PUT, 1, 0.0, b"first")
+    with files_limited_to(20), pytest.raises(QuotaExceeded, match="could not be begun"):
+        journal.turn()
+    (tmp_path / "journal-00000002").mkdir()
+    with pytest.raises(InternalError, match="cannot go on in a new file"):
+        journal.turn()
+    journal.append(j.PUT, 2, 0.0, b"second")
+    assert [n for _, n, _, _ in read(tmp_path / "journal-00000001")[1]] == [1, 2]
+    assert sorted(os.listdir(tmp_path)) == ["journal-00000001", "journal-00000002"]
+    journal.close()
+
+
+def test_a_journal_knows_whether_a_load_is_under_way(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "journal", "plane", 3)
+    for step, loading in [("begin", True), ("rows", True), ("end", False), ("begin", True),
+                          ("block", True), ("abandon", False)]:  # fmt: skip
+        journal.append(j.RESTORE, 1, 0.0, (step, "id"))
+        assert journal.loading is loading
     journal.close()
 
 
@@ -136,14 +291,20 @@ def test_a_full_disk_is_named_and_leaves_whole_records_only(tmp_path: Path) -> N
     if mounted.returncode:
         pytest.skip(f"this user may not mount a tmpfs: {mounted.stderr.strip()}")
     try:
+        (tmp_path / "other").write_bytes(bytes(8192))
         journal = FileJournal(tmp_path / "journal", "plane", 3)
         written = 0
-        with pytest.raises(InternalError, match=r"only part of a record|No space left"):
+        with pytest.raises(QuotaExceeded, match=r"only part of a record|No space left") as error:
             for written in range(100):
                 journal.append(j.PUT, written + 1, 0.0, bytes(3000))
         _, records = read(tmp_path / "journal")
         assert [record[1] for record in records] == list(range(1, written + 1))
         assert written > 10
+        assert error.value.limit_bytes == 64 << 10
+        assert 60 << 10 < error.value.used_bytes <= 64 << 10
+        (tmp_path / "other").unlink()
+        journal.append(j.PUT, written + 1, 0.0, bytes(3000))
+        assert len(read(tmp_path / "journal")[1]) == written + 1
         journal.close()
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
@@ -162,13 +323,13 @@ def test_a_change_that_cannot_be_journaled_is_not_made(tmp_path: Path) -> None:
     before = service.store.counts()
     with files_limited_to(journal.nbytes):
         for number, key in ((2, "a"), (3, "new")):
-            with pytest.raises(InternalError):
+            with pytest.raises(QuotaExceeded):
                 put_tags(number, key)
-    assert service.store.counts() == before
-    assert tags_of(service.store, "train", ["a", "new"]) == [{"n": 1}, {}]
-    with pytest.raises(InternalError):
-        put_tags(2, "a")  # until a restart, and a repetition is no way around it
-    assert put_tags(1, "a").revision == (1, 1)  # what was answered is answered again
+        assert service.store.counts() == before
+        assert tags_of(service.store, "train", ["a", "new"]) == [{"n": 1}, {}]
+        assert put_tags(1, "a").revision == (1, 1)  # what was answered is answered again
+    assert put_tags(2, "a").revision == (1, 2)  # there is room again, and it had no effect before
+    assert tags_of(service.store, "train", ["a"]) == [{"n": 2}]
     journal.close()
 
 
@@ -218,7 +379,9 @@ def test_the_journal_says_all_of_groups_partitions_and_clears(
         client.kv_drop_partition("q")
         client.kv_put("l", "q", tags={"v": 2})
         store = plane.server.tags.store
-        records = plane.call(lambda: read(plane.server.folders.runtime / "journal")[1])
+        journal = plane.server.tags.journal
+        assert isinstance(journal, FileJournal)
+        records = plane.call(lambda: read(journal.path)[1])
         replayed = TagStore(store.epoch)
         for kind, n, at, body in records:
             replay(replayed, kind, n, at, body)

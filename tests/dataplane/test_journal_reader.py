@@ -258,7 +258,7 @@ def test_a_file_that_does_not_begin_as_a_journal_is_refused(start: bytes) -> Non
 
 def test_another_version_is_refused_and_both_are_named() -> None:
     old = b"DPJRNL\0\1" + framed(msgpack.packb({"plane_id": "plane", "epoch": 1}))
-    with pytest.raises(InvalidRequest, match=r"format version 1; this release reads version 2"):
+    with pytest.raises(InvalidRequest, match=r"format version 1; this release reads version 3"):
         Records(BytesIO(old), "file")
 
 

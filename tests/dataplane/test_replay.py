@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 from io import BytesIO
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
 
 from dataplane.errors import InternalError, JournalDamaged
+from dataplane.server.connection import Connection
+from dataplane.server.freeing import RemoteValues
 from dataplane.tags import records as r
 from dataplane.tags.history import History
 from dataplane.tags.records import Head, Record, Records, framed, head_bytes
@@ -80,7 +82,8 @@ def restarted(live: Live) -> Live:
     for client_id in CLIENTS:
         other.service.attach(client_id)
     for store_id, address in made.stores.items():
-        Caller(other.service, store_id, "store").send("register", address)
+        there = cast("Connection", Caller(other.service, store_id, "store"))
+        other.service.registering.register(RemoteValues(store_id, address, there))
     return other
 
 

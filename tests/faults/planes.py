@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -46,6 +48,18 @@ class Plane:
         assert self.host is not None
         assert self.host.pid is not None
         return self.host.pid
+
+    def kill(self) -> None:
+        """Kill the process that serves; another one is started in its place."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def lose(self) -> None:
+        """Kill the process that serves, and have nobody left to start another one."""
+        assert self.host is not None
+        self.host._stopping.set()
+        self.kill()
+        self.host._supervisor.join(10)
+        self.host._ownership.release()
 
     def another(self, **settings: Any) -> Client:
         """One more client, of this process."""

@@ -28,6 +28,7 @@ from dataplane.values.store import ValueStore
 from dataplane.wire.address import Address
 from dataplane.wire.auth import SECRET_BYTES
 from dataplane.wire.channel import Channel
+from dataplane.wire.frames import Header
 from tests.deadline import eventually
 
 CALL_S = 10.0
@@ -43,7 +44,7 @@ class Stores:
         self.loop: asyncio.AbstractEventLoop
         self.tags: PlaneServer
         self.values: list[PlaneServer] = []
-        self.channels: list[Channel] = []
+        self.ports: list[RemoteTags] = []
 
     def client(self, home: int | None = 0, **settings: Any) -> Client:
         """A client whose puts go to this store."""
@@ -109,10 +110,7 @@ class Stores:
 
     def stop(self, store: int) -> None:
         """End a store as if its process had died: nobody listens any more."""
-        server = self.values[store]
-        self.channels[store].on_lost = None
-        self.start(server.close()).result(CALL_S)
-        self.call(self.channels[store].close)
+        self.start(self.values[store].close()).result(CALL_S)
 
 
 @contextmanager
@@ -132,16 +130,14 @@ def running(name: str, stores: Sequence[dict[str, Any]], **settings: Any) -> Ite
         ownership = claim(folders)
         try:
             plane.tags = PlaneServer(folders, config, secret)
-            address = await plane.tags.listen("tags.sock", None)
             plane.tags.serve_tags()
+            address = await plane.tags.bind("tags.sock", None)
+            await plane.tags.listen()
             plane.joined = Joined(name, folders.plane_id, secret, address)
             for number, own in enumerate(stores):
                 await _serve_values(plane, f"s{number}", config.model_copy(update=own), address)
             ready.set()
             await ends[0].wait()
-            for channel in plane.channels:
-                channel.on_lost = None
-                channel.close()
             for server in (*plane.values, plane.tags):
                 await server.close()
         finally:
@@ -161,17 +157,21 @@ def running(name: str, stores: Sequence[dict[str, Any]], **settings: Any) -> Ite
 async def _serve_values(plane: Stores, store_id: str, config: Config, tags: Address) -> None:
     secret = plane.joined.secret
     server = PlaneServer(plane.tags.folders, config, secret)
-    await server.listen(f"{store_id}.sock", None)
-    port = RemoteTags(server.ended.set)
+
+    async def connect(on_request: Callable[[Channel, Header], None]) -> Channel:
+        return await Channel.connect(
+            tags,
+            secret,
+            client_id=store_id,
+            role="store",
+            plane_id=plane.joined.plane_id,
+            on_request=on_request,
+        )
+
+    port = RemoteTags(connect, server.ended.set)
     await server.serve_values(store_id, port)
-    channel = await Channel.connect(
-        tags,
-        secret,
-        client_id=store_id,
-        role="store",
-        plane_id=plane.joined.plane_id,
-        on_request=port.on_request,
-    )
-    await server.join_tags(channel, port)
+    await server.bind(f"{store_id}.sock", None)
+    await server.join_tags(port)
+    await server.listen()
     plane.values.append(server)
-    plane.channels.append(channel)
+    plane.ports.append(port)

@@ -43,7 +43,7 @@ LEASE_S = 0.5
 
 def records(plane: Plane) -> Iterator[tuple[int, Any]]:
     """Kind and body of every record of the plane's journal."""
-    for kind, _, _, body in read(plane.folders.runtime / "journal")[1]:
+    for kind, _, _, body in read(plane.folders.runtime / "journal" / j.journal_name(1))[1]:
         yield kind, body
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 
+from dataplane.client.get import resolve
 from dataplane.errors import (
     AlreadyWritten,
     DeadlineExceeded,
@@ -66,7 +67,7 @@ def raw(plane: Plane) -> Generator[Raw]:
 
 def sizes(plane: Plane) -> dict[str, Any]:
     status = plane.client.status()
-    for changing in ("worst_slice_ms", "clients"):
+    for changing in ("worst_slice_ms", "clients", "kept"):
         status.pop(changing, None)
     return status
 
@@ -112,8 +113,9 @@ BODIES: dict[str, list[Any]] = {
     "begin": [],
     "begun": [1],
     "forget": [1],
-    "register": [["/nowhere", None]],
-    "repack_candidates": [10],
+    "live": [],
+    "register": [["/nowhere", None], [], []],
+    "repack_candidates": [10, None],
     "repack": [1, PLACEMENT, [[0, 0]]],
     "resolve": ["p", ["A"], ["x"], False],
     "list": ["p", {"n": 1}, [1, 0], ["n"], 10],
@@ -161,7 +163,9 @@ BODIES: dict[str, list[Any]] = {
 }
 MAY_WAIT = {"wait", "watch", "claim"}
 """Of another partition or number of rows they may ask: then nothing comes of it in time."""
-STORES_ONLY = {"publish", "begun", "forget", "register", "repack_candidates", "repack"}
+STORES_ONLY = {
+    "publish", "begun", "forget", "live", "register", "repack_candidates", "repack",
+}  # fmt: skip
 
 WRONG: list[Any] = [
     None, True, False, -1, 0, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, 1.5, float("nan"),
@@ -420,10 +424,13 @@ def test_a_block_that_is_not_published_cannot_be_pinned_or_read(raw: Raw) -> Non
 def test_a_read_beyond_its_block_is_refused(
     plane: Plane, which: int, start: int, size: int
 ) -> None:
+    there = plane.client.run(
+        lambda core, deadline: resolve(core, ["A"], "p", ["x"], False, deadline)
+    )
     for tcp in (False, True):
         with Raw.greeted(plane.joined, tcp=tcp) as raw:
             body = [
-                IDS, np.int32(which).tobytes(), np.int64(start).tobytes(),
+                there.block_ids.tobytes(), np.int32(which).tobytes(), np.int64(start).tobytes(),
                 np.int64(size).tobytes(), 1.0,
             ]  # fmt: skip
             with pytest.raises(InvalidRequest, match="beyond its blocks"):

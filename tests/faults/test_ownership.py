@@ -143,12 +143,11 @@ def test_a_second_start_under_the_same_name_attaches(
     live.client.kv_put("B", "p", ROW)
 
 
-def test_a_plane_that_was_killed_can_be_started_again_under_its_name(
+def test_a_plane_that_was_lost_can_be_started_anew_under_its_name(
     settings: dict[str, Any], own_plane: Callable[..., Plane]
 ) -> None:
     first = own_plane()
-    os.kill(first.pid, signal.SIGKILL)
-    eventually(lambda: is_gone(first.pid), "the plane is dead")
+    first.lose()
     with dataplane.init(settings, name="own-1") as second:
         assert second.plane_id != first.joined.plane_id
         second.kv_put("A", "p", ROW)

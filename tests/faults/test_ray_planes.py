@@ -23,7 +23,13 @@ import torch
 import dataplane
 from dataplane.client.aio import AsyncClient
 from dataplane.client.sync import Client
-from dataplane.errors import DeadlineExceeded, PlaneLost, QuotaExceeded, StaleWrite
+from dataplane.errors import (
+    DeadlineExceeded,
+    PlaneLost,
+    QuotaExceeded,
+    StaleWrite,
+    Unreachable,
+)
 from tests.deadline import eventually
 from tests.faults.planes import MiB
 from tests.faults.processes import is_gone
@@ -79,10 +85,8 @@ def name() -> str:
 
 
 def pids(client: Client) -> tuple[int, int]:
-    """Processes of the tag store and of the one value store."""
-    status = client.status()
-    (values,) = status["values"].values()
-    return status["pid"], values["pid"]
+    """Processes of the tag store and of the one value store, which may be being started again."""
+    return client.status()["pid"], eventually(lambda: counts(client).get("pid"), "it is back")
 
 
 def counts(client: Client) -> dict[str, Any]:
@@ -92,7 +96,7 @@ def counts(client: Client) -> dict[str, Any]:
 
 def comes_to(client: Client, **wanted: int) -> None:
     eventually(
-        lambda: all(counts(client)[name] == value for name, value in wanted.items()),
+        lambda: wanted.items() <= counts(client).items(),
         f"the value store has {wanted}",
     )
 
@@ -111,25 +115,45 @@ def ray_kill(name: str, which: str) -> None:
 # -- a killed actor --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["ray.kill", "SIGKILL"])
-def test_a_killed_tag_store_is_a_lost_plane_and_takes_its_value_store_along(
-    init: Init, name: str, how: str, plane_settings: dict[str, Any]
+@pytest.mark.parametrize("which", ["tags", "values"])
+def test_every_verb_rides_through_the_death_of_a_store(init: Init, name: str, which: str) -> None:
+    client = init(name)
+    client.kv_put("A", "p", LARGE)
+    for verb in VERBS.values():
+        verb(client, None)
+    before = pids(client)
+    for name_ in ("put tags", "get"):
+        os.kill(pids(client)[which == "values"], signal.SIGKILL)
+        began = time.monotonic()
+        VERBS[name_](client, None)
+        assert time.monotonic() - began < 10, name_
+    for verb in VERBS.values():
+        verb(client, None)
+    after = pids(client)
+    assert [old != new for old, new in zip(before, after, strict=True)] == [
+        which == "tags", which == "values",
+    ]  # fmt: skip
+    rows = client.kv_batch_get(["A"], "p", layout="list")
+    assert torch.equal(rows.fields["x"][0], LARGE["x"])
+    client.kv_clear(None, "p", where={})
+    comes_to(client, used_bytes=0, blocks_reserved=0, pins=0, waiting=0)
+
+
+def test_a_tag_store_that_is_ended_for_good_is_a_lost_plane_and_takes_its_value_store_along(
+    init: Init, name: str, plane_settings: dict[str, Any]
 ) -> None:
     client = init(name)
     client.kv_put("A", "p", LARGE)
     for verb in VERBS.values():
         verb(client, None)
     tags, values = pids(client)
-    if how == "ray.kill":
-        ray_kill(name, "tags")
-    else:
-        os.kill(tags, signal.SIGKILL)
+    ray_kill(name, "tags")
     eventually(lambda: is_gone(tags), "the tag store's process is dead")
     for name_, verb in VERBS.items():
         began = time.monotonic()
         with pytest.raises(PlaneLost, match=name):
             verb(client, None)
-        assert time.monotonic() - began < 2, name_
+        assert time.monotonic() - began < 4, name_
     eventually(lambda: is_gone(values), "the value store ends with its plane")
     eventually(
         lambda: not (Path(plane_settings["runtime_dir"]) / client.plane_id).exists(),
@@ -143,48 +167,48 @@ def test_a_killed_tag_store_is_a_lost_plane_and_takes_its_value_store_along(
         client.kv_list("p")
 
 
-@pytest.mark.parametrize("how", ["ray.kill", "SIGKILL"])
-def test_a_killed_value_store_is_a_lost_plane_for_all_that_needs_values(
-    init: Init, name: str, how: str
+def test_a_value_store_that_is_ended_for_good_is_started_by_the_next_client_of_its_node(
+    init: Init, name: str
 ) -> None:
     client = init(name)
     client.kv_put("A", "p", LARGE)
-    for verb in VERBS.values():
-        verb(client, None)
     _, values = pids(client)
-    if how == "ray.kill":
-        ray_kill(name, "values")
-    else:
-        os.kill(values, signal.SIGKILL)
+    ray_kill(name, "values")
     eventually(lambda: is_gone(values), "the value store's process is dead")
-    for verb in ("put small", "put large", "get", "view", "status"):
+    for verb in ("put small", "put large", "get", "view"):
         began = time.monotonic()
-        with pytest.raises(PlaneLost):
-            VERBS[verb](client, None)
+        with pytest.raises((Unreachable, dataplane.OutcomeUnknown)):
+            VERBS[verb](client, 0.5)
         assert time.monotonic() - began < 2, verb
+    assert client.kv_list("p").keys == ["A"]
+    again = init(name)
+    assert again.plane_id == client.plane_id
+    for either in (again, client):
+        rows = either.kv_batch_get(["A"], "p", layout="list")
+        assert torch.equal(rows.fields["x"][0], LARGE["x"])
 
 
 @pytest.mark.parametrize("which", ["tags", "values"])
-def test_calls_under_way_say_within_a_second_that_their_store_was_killed(
+def test_calls_under_way_go_on_at_the_store_that_comes_next(
     init: Init, name: str, which: str
 ) -> None:
     client = init(name, capacity_bytes=8 * MiB, segment_bytes=4 * MiB)
     for key in "AB":
         client.kv_put(key, "full", {"x": torch.zeros(4 * MiB - 4160, dtype=torch.uint8)})
     asyncio_client = AsyncClient(client._core.joined, client._core.config)
-    found: list[tuple[float, BaseException]] = []
+    failed: list[BaseException] = []
 
     def blocking() -> None:
         try:
             client.kv_put("C", "p", LARGE, timeout=60)
         except Exception as error:
-            found.append((time.monotonic(), error))
+            failed.append(error)
 
     async def coroutine() -> None:
         try:
             await asyncio_client.kv_put("D", "p", LARGE, timeout=60)
         except Exception as error:
-            found.append((time.monotonic(), error))
+            failed.append(error)
         await asyncio_client.close()
 
     threads = [
@@ -194,13 +218,14 @@ def test_calls_under_way_say_within_a_second_that_their_store_was_killed(
     for thread in threads:
         thread.start()
     comes_to(client, waiting=2)
-    tags, values = pids(client)
-    killed = time.monotonic()
-    os.kill(tags if which == "tags" else values, signal.SIGKILL)
+    os.kill(pids(client)[which == "values"], signal.SIGKILL)
+    comes_to(client, waiting=2)
+    client.kv_clear(["A", "B"], "full")
     for thread in threads:
         thread.join(20)
-    assert [type(error) for _, error in found] == [PlaneLost] * 2
-    assert max(at for at, _ in found) - killed < 2
+    assert failed == []
+    rows = client.kv_batch_get(["C", "D"], "p", layout="list")
+    assert all(torch.equal(x, LARGE["x"]) for x in rows.fields["x"])
 
 
 def test_a_stopped_plane_survives_a_client_that_gives_up_attaching(

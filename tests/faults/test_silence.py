@@ -130,7 +130,7 @@ def test_every_verb_meets_its_deadline_on_a_stopped_plane_and_works_when_it_goes
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_every_verb_says_that_a_killed_plane_is_lost(
+def test_every_verb_says_that_a_plane_is_lost_that_nobody_starts_again(
     own_plane: Callable[..., Plane], kind: str
 ) -> None:
     plane = own_plane()
@@ -138,8 +138,7 @@ def test_every_verb_says_that_a_killed_plane_is_lost(
     with client_of(plane, kind) as fresh, client_of(plane, kind) as used:
         for verb in VERBS.values():
             verb(used, None)
-        os.kill(plane.pid, signal.SIGKILL)
-        eventually(lambda: is_gone(plane.pid), "the plane is dead")
+        plane.lose()
         for client in (used, fresh):
             for name, verb in VERBS.items():
                 began = time.monotonic()
@@ -159,56 +158,88 @@ def test_every_verb_says_that_a_plane_that_was_ended_is_lost(
             verb(used, None)
         plane.client.close(destroy=True)
         eventually(lambda: is_gone(plane.pid), "the plane has ended")
-        assert not plane.folders.runtime.exists()
-        assert not plane.folders.segments.exists()
+        eventually(lambda: not plane.folders.runtime.exists(), "its runtime folder is gone")
+        eventually(lambda: not plane.folders.segments.exists(), "its segments are gone")
         for client in (used, fresh):
             for verb in VERBS.values():
                 with pytest.raises(PlaneLost, match="own-1"):
                     verb(client, None)
 
 
+class Waiting:
+    """Puts that wait for room, each in a thread, and what came of them when."""
+
+    def __init__(self, client: Any) -> None:
+        self.ended: list[tuple[float, Exception | None]] = []
+        self._threads = [
+            threading.Thread(target=self._put, args=(client, key, fields))
+            for key, fields in (("B", LARGE), ("C", {"x": torch.arange(10_000)}), ("D", LARGE))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _put(self, client: Any, key: str, fields: dict[str, torch.Tensor]) -> None:
+        error = None
+        try:
+            client.kv_put(key, "p", fields, timeout=60)
+        except Exception as raised:
+            error = raised
+        self.ended.append((time.monotonic(), error))
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(20)
+        assert len(self.ended) == len(self._threads)
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_calls_under_way_say_within_a_second_that_their_plane_was_killed(
+def test_calls_under_way_say_within_a_second_that_their_plane_is_lost(
     own_plane: Callable[..., Plane], kind: str
 ) -> None:
     plane = own_plane(**SMALL_STORE)
     plane.fill()
-    found: list[tuple[float, Exception]] = []
-
-    def wait_for_room(client: Any, fields: dict[str, torch.Tensor]) -> None:
-        try:
-            client.kv_put("B", "p", fields, timeout=60)
-        except Exception as error:
-            found.append((time.monotonic(), error))
-
     with client_of(plane, kind) as client:
-        threads = [
-            threading.Thread(target=wait_for_room, args=(client, fields))
-            for fields in (LARGE, {"x": torch.arange(10_000)}, LARGE)
-        ]
-        for thread in threads:
-            thread.start()
+        waiting = Waiting(client)
         plane.comes_to(waiting=3)
-        killed = time.monotonic()
-        os.kill(plane.pid, signal.SIGKILL)
-        for thread in threads:
-            thread.join(10)
-    assert [type(error) for _, error in found] == [PlaneLost] * 3
-    assert max(at for at, _ in found) - killed < 1
+        lost = time.monotonic()
+        plane.lose()
+        waiting.join()
+    assert [type(error) for _, error in waiting.ended] == [PlaneLost] * 3
+    assert max(at for at, _ in waiting.ended) - lost < 1.5
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_large_read_whose_store_is_killed_in_its_midst_ends_in_a_second(
-    monkeypatch: pytest.MonkeyPatch, own_plane: Callable[..., Plane], kind: str
+def test_calls_under_way_go_on_waiting_at_the_process_that_comes_next(
+    own_plane: Callable[..., Plane], kind: str
+) -> None:
+    plane = own_plane(**SMALL_STORE)
+    plane.fill()
+    with client_of(plane, kind) as client:
+        waiting = Waiting(client)
+        plane.comes_to(waiting=3)
+        plane.kill()
+        plane.comes_to(waiting=3)
+        plane.make_room()
+        waiting.join()
+    assert [error for _, error in waiting.ended] == [None] * 3
+    assert sorted(plane.client.kv_list("p").keys) == ["B", "C", "D"]
+    assert plane.reads("D", "p") == LARGE["x"].tolist()
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["served-again", "lost"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_large_read_whose_store_is_killed_in_its_midst_is_whole_or_ends_in_a_second(
+    monkeypatch: pytest.MonkeyPatch, own_plane: Callable[..., Plane], kind: str, again: bool
 ) -> None:
     plane = own_plane(tcp_host="127.0.0.1", capacity_bytes=256 << 20)
-    plane.client.kv_put("A", "p", {"x": torch.zeros(64 << 20, dtype=torch.uint8)})
+    whole = torch.arange(8 << 20)
+    plane.client.kv_put("A", "p", {"x": whole})
     killed: list[float] = []
 
     def kill_in_the_midst(at: int) -> None:
         if at > 1 << 20 and not killed:
-            os.kill(plane.pid, signal.SIGKILL)
             killed.append(time.monotonic())
+            (plane.kill if again else plane.lose)()
 
     more, updated = Connection._more, Channel.buffer_updated
     received = [0]
@@ -230,10 +261,15 @@ def test_a_large_read_whose_store_is_killed_in_its_midst_ends_in_a_second(
         plane.joined, plane.folders, plane.config.model_copy(update={"same_node_reads": False}),
         plane.client,
     )  # fmt: skip
-    with client_of(far, kind) as client, pytest.raises(PlaneLost):
-        client.kv_batch_get(["A"], "p")
+    with client_of(far, kind) as client:
+        if again:
+            rows = client.kv_batch_get(["A"], "p", layout="list")
+            assert torch.equal(rows.fields["x"][0], whole)
+        else:
+            with pytest.raises(PlaneLost):
+                client.kv_batch_get(["A"], "p")
+            assert time.monotonic() - killed[0] < 1.5
     assert len(killed) == 1
-    assert time.monotonic() - killed[0] < 1.5
 
 
 def test_a_socket_that_belongs_to_another_plane_now_is_a_lost_plane(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import statistics
 import threading
 import time
@@ -407,7 +405,7 @@ def test_no_wait_outlives_its_plane(
     thread.start()
     with plane.another() as other:
         eventually(lambda: other.status()["waiting"]["rows"] == 1, "it waits")
-    os.kill(plane.pid, signal.SIGKILL)
+    plane.lose()
     thread.join(20)
     assert not thread.is_alive()
     (error,) = failed

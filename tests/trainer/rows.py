@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from dataplane.fields import LOST, LOST_AT, LOST_STORES
 from trainer.select import Row
 from trainer.trajectory import Trajectory
 
@@ -60,13 +62,21 @@ def row(
     return Row(f"{uid}_{session}_{index}", its, names, lengths)
 
 
+def lost(uid: str = "u", session: int = 0, **more: Any) -> Row:
+    """A trajectory whose fields are gone with their value store."""
+    its = {LOST: ["input_ids", "labels"], LOST_STORES: ["s1"], LOST_AT: 5.0}
+    return replace(row(uid, session, **its, **more), fields=(), lengths={})
+
+
 def failed(uid: str = "u", session: int = 0, status: str = "failed") -> Row:
     """What a session that came to nothing leaves: tags, and no field."""
     its = {"uid": uid, "session_id": session, "index": 0, "status": status, "error_msg": "boom"}
     return Row(f"{uid}_{session}_0", its, (), {})
 
 
-def prompt(uid: str = "u", status: str = "finished", step: int | None = 1, n: int = 2) -> Row:
+def prompt(
+    uid: str = "u", status: str = "finished", step: int | None = 1, n: int = 2, **more: Any
+) -> Row:
     """The row of a prompt."""
-    its = {"uid": uid, "is_prompt": True, "status": status, "global_steps": step, "n": n}
+    its = {"uid": uid, "is_prompt": True, "status": status, "global_steps": step, "n": n, **more}
     return Row(uid, its, (), {})

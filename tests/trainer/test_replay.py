@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.rows import failed, prompt, row
+from dataplane.fields import LOST_ROWS
+from tests.trainer.rows import failed, lost, prompt, row
 from trainer.errors import PlanError
 from trainer.select import (
     Decision,
@@ -47,6 +48,13 @@ def flat(uid: str, score: float = 1.0, step: int | None = 5) -> Group:
 
 def broken(uid: str, *scores: float, step: int = 5) -> Group:
     return group(uid, *scores, status="failure", step=step)
+
+
+def torn(uid: str, step: int | None = 5) -> Group:
+    """A group of two sessions of which one was lost."""
+    rows = [prompt(uid, "finished", step, **{LOST_ROWS: 1}), row(uid, 0), lost(uid, 1, score=1.0)]
+    (made,) = group_rows(rows)
+    return made
 
 
 def running(uid: str, step: int | None = 5, status: str = "running") -> Group:
@@ -105,6 +113,63 @@ def test_the_matrix_of_eviction_and_refill(
     assert decision.selected == ()
     assert decision.clear_keys == (odd.all_keys if evicted else [])
     assert sampleable_count([odd, *others], policy, step=10) == 3 - evicted
+
+
+LOSING = [
+    ReplayPolicy(),
+    SYNC,
+    ASYNC,
+    ReplayPolicy(failed="keep"),
+    ReplayPolicy(failed="refill_empty"),
+    ReplayPolicy(incomplete="strict"),
+    ReplayPolicy(incomplete="drop"),
+]
+
+
+@pytest.mark.parametrize("policy", LOSING, ids=str)
+def test_a_group_that_lost_trajectories_is_cleared_whole_and_replaced(policy: ReplayPolicy) -> None:
+    odd = torn("odd", step=10)
+    others = [good(f"g{i}", step=10) for i in range(2)]
+    decision = decide([odd, *others], policy, step=10, batch_size=4)
+    assert gone(decision) == ["odd"]
+    assert decision.clear_keys == ["odd", "odd_0_0", "odd_1_0"]
+    assert (decision.refill, decision.state.dropped) == (1, 0)
+    assert sampleable_count([odd, *others], policy, step=10) == 2
+    counts = replay_metrics([decision])
+    assert counts["training/rollout_failure/evicted_samples"] == 1
+    assert counts["training/rollout_lost/evicted_samples"] == 1
+
+
+def test_a_group_whose_lost_rows_were_cleared_since_is_lost_still() -> None:
+    (made,) = group_rows([prompt("u", n=2, **{LOST_ROWS: 1}), row("u", 0)])
+    assert gone(decide([made], ReplayPolicy(), step=1, batch_size=1)) == ["u"]
+
+
+def test_a_group_that_is_lost_while_it_runs_is_judged_when_it_has_ended() -> None:
+    (made,) = group_rows([prompt("u", "running", **{LOST_ROWS: 1}), lost("u", 0)])
+    decision = decide([made], ReplayPolicy(), step=1, batch_size=1)
+    assert (gone(decision), decision.starved) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "selected", "evicted", "dropped"),
+    [
+        (ReplayPolicy(), ["a", "odd"], [], 0),
+        (ReplayPolicy(mode="val"), ["a", "odd"], [], 0),
+        (ReplayPolicy(incomplete="drop"), ["a"], ["odd"], 1),
+    ],
+)
+def test_where_nothing_can_be_submitted_a_lost_session_is_one_that_is_missing(
+    policy: ReplayPolicy, selected: list[str], evicted: list[str], dropped: int
+) -> None:
+    groups = [good("a"), torn("odd")]
+    decision = decide(groups, policy, step=5, batch_size=2, replaces_lost=False)
+    assert gone(decision) == evicted
+    assert (uids(decision.selected), decision.refill) == (selected, 0)
+    assert sampleable_count(groups, policy, step=5, replaces_lost=False) == 2 - dropped
+    with pytest.raises(PlanError, match="odd 1 of 2"):
+        strict = ReplayPolicy(incomplete="strict")
+        decide(groups, strict, step=5, batch_size=2, replaces_lost=False)
 
 
 def test_omni_358_an_evicted_group_takes_its_leftovers_along() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +24,12 @@ from dataplane import (
     async_connect,
 )
 from tests.deadline import eventually_async
+from tests.faults import stores
+from tests.faults.stores import Stores
 from tests.trainer.producer import Producer
 from trainer.errors import PlanError, Starved
 from trainer.replay_buffer import ReplayBuffer, Sample
-from trainer.select import ReplayPolicy
+from trainer.select import ReplayPolicy, select_valid
 
 _numbers = itertools.count(1)
 
@@ -584,3 +588,130 @@ async def test_samples_follow_each_other_and_see_only_what_is_new(
         assert uids(sample) == [f"s{step}-0", f"s{step}-1"]
         await mine.finish(sample)
     assert keys(plane, partition) == []
+
+
+# -- rows that are lost --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torn(roots: dict[str, Path]) -> Iterator[tuple[Stores, Client]]:
+    """A plane of two value stores, of which the second will be lost."""
+    values = {"capacity_bytes": 64 << 20, "segment_bytes": 8 << 20}
+    with (
+        stores.running("torn", [values, values], timeout_s=20, **roots) as plane,
+        plane.client(0) as client,
+    ):
+        yield plane, client
+
+
+async def halves(plane: Stores, uid: str, *, step: int = 1) -> AsyncClient:
+    """A group of which the first session lies in the first store, the second in the second; the
+    client that made it."""
+    near = await joined(plane, 0)
+    far = await joined(plane, 1)
+    make = Producer(near, "train")
+    await make.submit(uid, step=step)
+    await make.begin(uid)
+    await make.put(uid, 0)
+    elsewhere = Producer(far, "train")
+    elsewhere.attempts = make.attempts
+    await elsewhere.put(uid, 1, 0.0)
+    await make.end(uid)
+    await far.close()
+    return near
+
+
+async def joined(plane: Stores, home: int) -> AsyncClient:
+    client = AsyncClient(replace(plane.joined, home=f"s{home}"), plane.config)
+    await client.attach()
+    return client
+
+
+def lose(plane: Stores) -> int:
+    service = plane.tags.tags
+    assert service is not None
+    return plane.call(lambda: service.losing.lose("s1", None))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [ReplayPolicy(), ReplayPolicy(failed="refill"), ReplayPolicy(mode="async")],
+    ids=["sync", "refill", "async"],
+)
+async def test_a_group_that_lost_rows_is_cleared_and_replaced(
+    torn: tuple[Stores, Client], policy: ReplayPolicy
+) -> None:
+    plane, witness = torn
+    client = await halves(plane, "a")
+    asked: list[int] = []
+
+    async def refill(prompts: int) -> None:
+        asked.append(prompts)
+        assert keys(witness, "train") == []
+        await Producer(client, "train").group("again")
+
+    assert lose(plane) == 1
+    sample = await buffer(client, "train", policy, refill=refill).sample(1, 1)
+    assert (uids(sample), asked) == (["again"], [1])
+    assert sample.metrics["training/rollout_lost/evicted_samples"] == 1
+    assert sample.metrics["training/rollout_failure/evicted_samples"] == 1
+    await client.close()
+
+
+async def test_a_sample_that_waits_is_woken_when_a_group_is_lost(
+    torn: tuple[Stores, Client],
+) -> None:
+    plane, witness = torn
+    client = await halves(plane, "a")
+    await Producer(client, "train").submit("b")
+    asked: list[int] = []
+
+    async def refill(prompts: int) -> None:
+        asked.append(prompts)
+
+    counted = Counted(client)
+    sampling = asyncio.create_task(buffer(counted, "train", refill=refill).sample(1, 2))
+    await eventually_async(lambda: _has(counted, "kv_watch"), "it waits")
+    assert lose(plane) == 1
+    await eventually_async(lambda: _is_asked(asked), "a prompt is asked for")
+    assert keys(witness, "train") == ["b"]
+    sampling.cancel()
+    await asyncio.gather(sampling, return_exceptions=True)
+    await client.close()
+
+
+async def _is_asked(asked: list[int]) -> bool:
+    return asked == [1]
+
+
+async def test_where_nothing_can_be_submitted_a_lost_group_is_taken_and_cleared_with_the_others(
+    torn: tuple[Stores, Client],
+) -> None:
+    plane, witness = torn
+    client = await halves(plane, "a")
+    await Producer(client, "train").group("b")
+    assert lose(plane) == 1
+    sample = await buffer(client, "train").sample(1, 2)
+    assert sorted(uids(sample)) == ["a", "b"]
+    selection = select_valid(sample.groups)
+    assert [skip.uid for skip in selection.skipped] == ["a"]
+    assert selection.keys == ["b_0_0", "b_1_0"]
+    replay = buffer(client, "train")
+    await replay.finish(sample)
+    assert keys(witness, "train") == []
+    await client.close()
+
+
+async def test_a_prompt_whose_own_fields_are_lost_stands_for_its_group_still(
+    torn: tuple[Stores, Client],
+) -> None:
+    plane, _ = torn
+    far = await joined(plane, 1)
+    await far.kv_put("a", "train", {"messages": torch.arange(2)}, {"uid": "a"})
+    client = await joined(plane, 0)
+    await Producer(client, "train").group("a")
+    assert lose(plane) == 1
+    sample = await buffer(client, "train").sample(1, 1)
+    assert sorted(sample.keys) == ["a", "a_0_0", "a_1_0"]
+    await far.close()
+    await client.close()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.trainer.rows import failed, prompt, row, tags
+from tests.trainer.rows import failed, lost, prompt, row, tags
 from trainer.advantage import AdvantageConfig, advantages, batch_statistics
 from trainer.select import (
     Group,
@@ -44,6 +44,11 @@ def test_ex_3_a_whole_group_is_kept() -> None:
 def test_ex_3_one_bad_member_removes_the_group(status: str) -> None:
     skipped = only_skipped(group(row(session=0), failed(session=1, status=status)))
     assert skipped == Skipped("u", f"u_1_0 is {status}")
+
+
+def test_one_lost_member_removes_the_group() -> None:
+    skipped = only_skipped(group(row(session=0), lost(session=1)))
+    assert skipped == Skipped("u", "u_1_0 has lost ['input_ids', 'labels']")
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ async def _step(parts: Parts, record: StepRecord) -> dict[str, float]:
     last = step == parts.total_steps
     await stages.produce(parts, record)
     await stages.take(parts, record, lane, _groups_of(parts, record))
-    await stages.train(parts, record)
+    await stages.train(parts, record, lane)
     await stages.clear(parts, record, lane)
     parts.standing.step = step
     handed_over = await stages.pass_weights(parts, record, last=last)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dataplane import ValueLost
 from trainer import debug_rollout
 from trainer.batch import Batch
 from trainer.checkpoint import TrainState, random_states
@@ -21,6 +22,7 @@ from trainer.evaluate import evaluation_metrics, mean_score
 from trainer.loop.clock import StepClock
 from trainer.loop.decisions import due, hand_over
 from trainer.loop.parts import PARTITIONS, Lane, Parts
+from trainer.ranks.outcome import RankError
 from trainer.ranks.types import RankReport
 from trainer.replay_buffer import Sample
 from trainer.report import StepWork, step_values
@@ -94,8 +96,13 @@ async def take(parts: Parts, record: StepRecord, lane: Lane, batch_size: int) ->
         raise
 
 
-async def train(parts: Parts, record: StepRecord) -> None:
-    """Have the ranks train the batch. Its rows are dumped meanwhile."""
+async def train(parts: Parts, record: StepRecord, lane: Lane) -> None:
+    """Have the ranks train the batch. Its rows are dumped meanwhile.
+
+    Raises:
+        UnusableBatch: rows of it were lost since they were sampled. It was given back, and ranks
+            may have trained a part of it: the run goes on from its newest checkpoint.
+    """
     assert record.batch is not None
     assert record.sample is not None
     batch = record.batch
@@ -106,7 +113,17 @@ async def train(parts: Parts, record: StepRecord) -> None:
     with record.clock.timed("onload"):
         await parts.ranks.onload()
     with record.clock.timed("training"):
-        record.reports = await parts.ranks.fit(batch.works)
+        try:
+            record.reports = await parts.ranks.fit(batch.works)
+        except RankError as error:
+            if error.kind != ValueLost.__name__:
+                raise
+            await lane.buffer.give_back(record.sample)
+            raise UnusableBatch(
+                f"step {record.step}: rows of the batch were lost while it was trained, which may "
+                "have been in part: resume the run from its newest checkpoint, and groups that "
+                f"lost rows are replaced ({error})"
+            ) from error
     record.plane["train"] = max(report.plane_time_s for report in record.reports)
 
 

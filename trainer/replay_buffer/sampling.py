@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dataplane import Claim, DataplaneError, DeadlineExceeded, Revision
+from dataplane.fields import LOST
 from trainer.errors import Starved
 from trainer.replay_buffer.holdings import Holdings, release
 from trainer.replay_buffer.source import Source, clear_groups
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 PROMPTS: Final[dict[str, Any]] = {"is_prompt": True}
 ENDED: Final[dict[str, Any]] = {**PROMPTS, "status": {"in": [FINISHED, FAILURE]}}
+EVEN_LOST: Final[dict[str, Any]] = {"or": [{LOST: {"exists": True}}, {LOST: {"exists": False}}]}
+"""Holds for every row, and names the tag of those that are lost: or they would not be offered."""
 OF_NO_GROUP: Final[dict[str, Any]] = {"or": [{"is_prompt": True}, {"is_padding": True}]}
 
 AT_ONCE_S: Final = 0.25
@@ -101,7 +104,10 @@ class Search:
             most = len(free)
             if not self._source.sees_all:
                 mine = [group for group in groups if group.prompt_key in self._prompts]
-                here = sampleable_count(mine, self._source.policy, step=self._step)
+                here = sampleable_count(
+                    mine, self._source.policy, step=self._step,
+                    replaces_lost=self._source.refill is not None,
+                )  # fmt: skip
                 most = min(most, self._batch_size - self._state.dropped - here)
             if most < 1:
                 return groups
@@ -126,7 +132,7 @@ class Search:
         mine = [g for g in groups if g.status in IN_FLIGHT or g.prompt_key in self._prompts]
         decision = decide(
             mine, self._source.policy, step=self._step, batch_size=self._batch_size,
-            state=self._state,
+            state=self._state, replaces_lost=self._source.refill is not None,
         )  # fmt: skip
         self.decisions.append(decision)
         self._state = decision.state
@@ -162,7 +168,8 @@ class Search:
         if not keys:
             return True
         source = self._source
-        where = {"uid": {"in": [group.uid for group in decision.selected]}, "not": OF_NO_GROUP}
+        uids = [group.uid for group in decision.selected]
+        where = {"uid": {"in": uids}, "not": OF_NO_GROUP, **EVEN_LOST}
         try:
             with source.clock.call():
                 claim = await self._client.kv_claim(
@@ -227,8 +234,8 @@ class Search:
         """Hold the oldest groups that ended."""
         source = self._source
         return await self._client.kv_claim(
-            source.partition_id, source.task, count=count, where=ENDED, order_by="global_steps",
-            lease_s=source.lease_s, timeout=timeout_s,
+            source.partition_id, source.task, count=count, where={**ENDED, **EVEN_LOST},
+            order_by="global_steps", lease_s=source.lease_s, timeout=timeout_s,
         )  # fmt: skip
 
     def _left_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Which groups go, and why: too old, all sessions alike, failed, or short of sessions."""
+"""Which groups go, and why: too old, all sessions alike, failed, lost, or short of sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.select.groups import FAILURE, FINISHED, Group
 from trainer.select.policy import ReplayPolicy
 from trainer.select.staleness import span
 
-Reason: TypeAlias = Literal["stale", "identical", "failure", "incomplete"]
+Reason: TypeAlias = Literal["stale", "identical", "failure", "lost", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,14 @@ class Eviction:
     """What all of its sessions have in common, if that is why."""
 
 
-def evictions(terminal: Sequence[Group], policy: ReplayPolicy, step: int) -> list[Eviction]:
+def evictions(
+    terminal: Sequence[Group], policy: ReplayPolicy, step: int, *, replaces_lost: bool = True
+) -> list[Eviction]:
     """The finished and failed groups that go, each once.
+
+    Args:
+        replaces_lost: those that lost trajectories go, to be replaced like failed ones. If not, a
+            lost session is one that they have not got.
 
     Raises:
         PlanError: a group ended incomplete and that is strict; names all of them.
@@ -43,12 +49,14 @@ def evictions(terminal: Sequence[Group], policy: ReplayPolicy, step: int) -> lis
         outcome = _common_outcome(group, policy) if policy.drop_identical else None
         if _is_failure(group, policy):
             reasons.add("failure")
+        if replaces_lost and group.is_lost:
+            reasons.add("lost")
         if group.status == FINISHED and _is_stale(age, policy):
             reasons.add("stale")
         if outcome is not None:
             reasons.add("identical")
         if group.n is not None and policy.incomplete != "keep" and not reasons:
-            sessions = len(group.sessions())
+            sessions = sum(not row.is_lost for row in group.sessions().values())
             if sessions < group.n:
                 reasons.add("incomplete")
                 short.append(f"{group.uid} {sessions} of {group.n}")

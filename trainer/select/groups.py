@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
+from dataplane.fields import LOST, LOST_ROWS
 from trainer.trajectory import COMPLETED, Tags, Trajectory
 
 RAGGED: Final = ("input_ids", "labels", "logprobs", "routed_experts")
@@ -48,6 +49,11 @@ class Row:
         """Whether it is a trajectory that may be trained."""
         return self.tags.get("status") == COMPLETED and not self.is_padding
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a value store that is gone has taken fields of it along."""
+        return LOST in self.tags
+
     def has(self, name: str) -> bool | None:
         """Whether it has a field; None if that is not known."""
         if self.lengths is not None and self.lengths.get(name, -1) >= 0:
@@ -75,11 +81,18 @@ class Group:
     """Trainer step at which the prompt was submitted."""
     n: int | None = None
     """How many sessions it is to have."""
+    lost_rows: int = 0
+    """How many of its trajectories were lost, those included that were cleared since."""
 
     @property
     def completed(self) -> tuple[Row, ...]:
         """Its trajectories that may be trained."""
         return tuple(row for row in self.rows if row.is_completed)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether trajectories of it were lost. It will never be as it was."""
+        return self.lost_rows > 0 or any(row.is_lost for row in self.rows)
 
     @property
     def keys(self) -> list[str]:
@@ -166,8 +179,8 @@ def _group(uid: str, prompt: Row | None, rows: list[Row]) -> Group:
         raise ValueError(
             f"prompt {prompt.key!r} has the status {status!r}; one of {', '.join(STATUSES)}"
         )
-    step, n = _number(prompt, "global_steps"), _number(prompt, "n")
-    return Group(uid, cast("str", status), tuple(rows), prompt.key, step, n)
+    step, n, lost = (_number(prompt, tag) for tag in ("global_steps", "n", LOST_ROWS))
+    return Group(uid, cast("str", status), tuple(rows), prompt.key, step, n, lost or 0)
 
 
 def _number(prompt: Row, tag: str) -> int | None:

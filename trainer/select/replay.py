@@ -8,8 +8,9 @@ with a way out where it waits for ever. `k` is the number of groups evicted:
     async   evict, refill k    evict, refill k         evict, refill k
     val     -                  -                       kept
 
-A group that goes for several reasons goes once. Clearing, submitting and waiting are the caller's,
-who carries the `state` from one decision to the next.
+Groups that lost trajectories with a value store are evicted and refilled in sync and async, unless
+nothing can be submitted in their place. A group that goes for several reasons goes once. Clearing,
+submitting and waiting are the caller's, who carries the `state` from one decision to the next.
 """
 
 from __future__ import annotations
@@ -70,11 +71,13 @@ def decide(
     step: int,
     batch_size: int,
     state: ReplayState | None = None,
+    replaces_lost: bool = True,
 ) -> Decision:
     """What to do about one snapshot, for a batch of so many groups.
 
     Only finished and failed groups are looked into; trajectories of the others may be listed
-    already. Groups without a prompt row were selected earlier and are left alone.
+    already. Groups without a prompt row were selected earlier and are left alone. Where nothing can
+    be submitted in place of groups that are lost, `replaces_lost` is False.
 
     Raises:
         PlanError: a group is incomplete where that is strict, the refill bound is passed, the
@@ -85,7 +88,7 @@ def decide(
     state = state or ReplayState()
     terminal = [group for group in groups if group.status in (FINISHED, FAILURE)]
     flying = [group for group in groups if group.status in IN_FLIGHT]
-    evicted = evictions(terminal, policy, step)
+    evicted = evictions(terminal, policy, step, replaces_lost=replaces_lost)
     gone = {id(eviction.group) for eviction in evicted}
     sampleable = [group for group in terminal if id(group) not in gone]
     state = replace(
@@ -127,10 +130,12 @@ def decide(
     )
 
 
-def sampleable_count(groups: Sequence[Group], policy: ReplayPolicy, *, step: int) -> int:
+def sampleable_count(
+    groups: Sequence[Group], policy: ReplayPolicy, *, step: int, replaces_lost: bool = True
+) -> int:
     """How many groups could be trained now."""
     terminal = [group for group in groups if group.status in (FINISHED, FAILURE)]
-    return len(terminal) - len(evictions(terminal, policy, step))
+    return len(terminal) - len(evictions(terminal, policy, step, replaces_lost=replaces_lost))
 
 
 def _blocked(flying: Sequence[Group], policy: ReplayPolicy, step: int) -> str:

@@ -17,9 +17,12 @@ def replay_metrics(decisions: Iterable[Decision], prefix: str = "training") -> d
         "filter_groups/evicted_samples": sum("identical" in e.reasons for e in evicted),
         "filter_groups/discarded_surplus_samples": sum(len(d.surplus) for d in made),
         "rollout_failure/evicted_samples": sum(
-            not e.reasons.isdisjoint(("failure", "incomplete")) for e in evicted
+            not e.reasons.isdisjoint(("failure", "lost", "incomplete")) for e in evicted
         ),
     }
+    lost = sum("lost" in e.reasons for e in evicted)
+    if lost:
+        counts["rollout_lost/evicted_samples"] = lost
     if spans:
         counts["off_policy/evicted_samples_staleness/mean"] = sum(spans) / len(spans)
         counts["off_policy/evicted_samples_staleness/max"] = max(spans)

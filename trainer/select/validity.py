@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from dataplane.fields import LOST
 from trainer.select.groups import Group, Row
 from trainer.trajectory import COMPLETED, Trajectory
 
@@ -45,7 +46,7 @@ def select_valid(
 ) -> Selection:
     """The groups whose members all fit together; before anything is dispatched.
 
-    A group is skipped if it has no trajectory, if one is not completed, or if one has no
+    A group is skipped if it has no trajectory, if one is not completed or is lost, or if one has no
     `input_ids` of at least two tokens, `labels` of another length, `logprobs` of another length,
     or `routed_experts` of another length less one. A response that supervises nothing is no fault:
     it trains with no weight. Where lengths are not known, the tags alone decide.
@@ -81,6 +82,8 @@ def _fault(group: Group) -> str | None:
     if not group.rows:
         return "it has no trajectory"
     for row in group.rows:
+        if row.is_lost:
+            return f"{row.key} has lost {row.tags[LOST]}"
         if row.tags.get("status") != COMPLETED:
             return f"{row.key} is {row.tags.get('status')}"
         fault = _misfit(row)

@@ -118,7 +118,7 @@ def _start(conf: Any, deadline: float) -> Joined | None:
     sampler = sampler_of(settings.controller.sampler)
     plane = plane_settings(settings)
     name = f"transfer_queue-{secrets.token_hex(4)}"
-    from dataplane.host import ray as host
+    from dataplane.host.ray import plane as host
 
     link = Link(host.start_or_attach(name, plane), plane)
     actor: Any = None

@@ -189,10 +189,11 @@ class Holders:
     def __init__(self) -> None:
         self.away: dict[str, float] = {}
         """Since when clients that hold something have had no connection, on the clock of leases."""
-        self._leases: dict[str, dict[Lease, None]] = {}
+        self.leases: dict[str, dict[Lease, None]] = {}
+        """What each client holds, oldest first."""
 
     def __contains__(self, client_id: object) -> bool:
-        return client_id in self._leases
+        return client_id in self.leases
 
     def attached(self, client_id: str) -> None:
         """A client has a connection."""
@@ -200,9 +201,9 @@ class Holders:
 
     def detached(self, client_id: str, lease_now: float) -> bool:
         """A client has no connection any more; whether the terms of any leases run now."""
-        if client_id in self._leases:
+        if client_id in self.leases:
             self.away.setdefault(client_id, lease_now)
-        return client_id in self._leases
+        return client_id in self.leases
 
     def begin_anew(self, lease_now: float) -> None:
         """The terms of all who are away begin now."""
@@ -210,12 +211,12 @@ class Holders:
 
     def of(self, client_id: str) -> list[Lease]:
         """What a client holds, oldest first."""
-        return list(self._leases.get(client_id, ()))
+        return list(self.leases.get(client_id, ()))
 
     def join(self, lease: Lease, client_id: str, number: int, away_since: float | None) -> None:
         """One more request holds the lease."""
         lease.holders.setdefault(client_id, set()).add(number)
-        self._leases.setdefault(client_id, {})[lease] = None
+        self.leases.setdefault(client_id, {})[lease] = None
         if away_since is not None:
             self.away.setdefault(client_id, away_since)
 
@@ -249,10 +250,10 @@ class Holders:
             self._forget(lease, client_id)
 
     def _forget(self, lease: Lease, client_id: str) -> None:
-        leases = self._leases[client_id]
+        leases = self.leases[client_id]
         del leases[lease]
         if not leases:
-            del self._leases[client_id]
+            del self.leases[client_id]
             self.away.pop(client_id, None)
 
     def expired(self, lease_now: float) -> Iterator[Lease]:

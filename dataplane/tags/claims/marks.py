@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dataplane.tags.rows import CHUNK_BITS, CHUNK_ROWS
 
@@ -45,6 +45,14 @@ class Marks:
     def by_chunk(self) -> dict[int, int]:
         """The bits of each chunk that has any, as they are now."""
         return self._bits.copy()
+
+    @classmethod
+    def of(cls, by_chunk: Mapping[int, int]) -> Marks:
+        """The set that had these bits."""
+        marks = cls()
+        marks._bits = {chunk: bits for chunk, bits in by_chunk.items() if bits}
+        marks._len = sum(bits.bit_count() for bits in marks._bits.values())
+        return marks
 
     def __iter__(self) -> Iterator[int]:
         for chunk, bits in sorted(self._bits.items()):

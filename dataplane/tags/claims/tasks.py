@@ -47,7 +47,8 @@ class Task:
         self.forgotten = -1
         """The last batch that is not remembered any more."""
         self._holders = holders
-        self._single: deque[int] = deque()
+        self.single: deque[int] = deque()
+        """Ended claims that are remembered and were no shares, oldest first."""
 
     @property
     def is_blank(self) -> bool:
@@ -138,9 +139,9 @@ class Task:
             return
         self.closed[lease.claim_id] = closed
         if lease.share is None:
-            self._single.append(lease.claim_id)
-            if len(self._single) > MAX_CLOSED:
-                self.closed.pop(self._single.popleft(), None)
+            self.single.append(lease.claim_id)
+            if len(self.single) > MAX_CLOSED:
+                self.closed.pop(self.single.popleft(), None)
 
     def settle_batch(self, index: int) -> None:
         """A batch of which nothing is held any more is forgotten in its time."""

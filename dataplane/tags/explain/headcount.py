@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
+from dataplane.fields import LOST
 from dataplane.tags.explain.holdups import STATUS, UNFINISHED, Failure, Holdups, status_of
+from dataplane.tags.explain.losses import Losses
 from dataplane.tags.explain.question import Allowance, Question
 from dataplane.tags.explain.requirements import requirements
 from dataplane.tags.explain.wording import many, quoted, without
@@ -27,6 +29,8 @@ COSTLY = 16_384
 MAX_FAILING = 10
 """Requirements that are told, those that fail most often."""
 IS_PROMPT = "is_prompt"
+WHOLE = f"{quoted(LOST)} is absent"
+"""The requirement that rows fail which are lost."""
 
 Steps = Generator[None, None, None]
 
@@ -40,6 +44,7 @@ class _Failing(NamedTuple):
 
 
 _OF_TAGS = _Failing("", of_tags=True)
+_LOST = _Failing("lost", of_tags=False)
 
 
 class _Tally:
@@ -85,6 +90,8 @@ class Headcount:
         self._failed = [0] * len(self._requirements)
         self._missing = dict.fromkeys(sorted(question.fields), 0)
         self._lacks: dict[tuple[str, ...], _Failing] = {}
+        self.losses = None if question.predicate.names(LOST) else Losses()
+        """Rows that match and are lost; None where lost rows count."""
         self._finished: list[Group] = []
         self._tallies: dict[Group, _Tally] = {}
 
@@ -141,7 +148,7 @@ class Headcount:
             failure = self._failure(row)
             if group.status == FINISHED:
                 self._note(group, row, failure)
-        elif self._match(row.tags):
+        elif self._match(row.tags) and not self._is_lost(row):
             is_prompt = row.tags.get(IS_PROMPT) is True
             self.ungrouped += not is_prompt and produced(row.layers, self._fields)
             self._look_for_holdup(row, None)
@@ -162,6 +169,8 @@ class Headcount:
         """What the row fails, the first of it; None if it is as it should be. All is counted."""
         tags = row.tags
         if self._match(tags):
+            if self._is_lost(row):
+                return _LOST
             return None if produced(row.layers, self._fields) else self._lack(row)
         if len(self._failings) == 1:
             self._failed[0] += 1
@@ -172,6 +181,13 @@ class Headcount:
                 self._failed[i] += 1
                 first = first or self._failings[i]
         return first
+
+    def _is_lost(self, row: Row) -> bool:
+        """Whether a row that matches does not count, because it is lost. It is noted."""
+        if self.losses is None or LOST not in row.tags:
+            return False
+        self.losses.add(row)
+        return True
 
     def _lack(self, row: Row) -> _Failing:
         have = {name for placement in row.layers[::2] for name in placement.template.names}
@@ -189,7 +205,7 @@ class Headcount:
         these: there it is the group."""
         tags = row.tags
         is_prompt = tags.get(IS_PROMPT) is True
-        if is_prompt and row.key in self._partition.groups:
+        if failure is _LOST or (is_prompt and row.key in self._partition.groups):
             return
         status = tags.get(STATUS)
         if is_prompt and status in UNFINISHED:
@@ -229,6 +245,8 @@ class Headcount:
             if failed
         }
         failing.update((_field(name), count) for name, count in self._missing.items() if count)
+        if self.losses:
+            failing[WHOLE] = self.losses.count
         return dict(sorted(failing.items(), key=lambda item: -item[1])[:MAX_FAILING])
 
     def lines(self) -> list[str]:
@@ -247,6 +265,8 @@ class Headcount:
             looked = f"only the first {self.looked}" if self.looked else "none"
             lines.append(f"  {looked} of {many(len(partition), 'row')} could be looked at in time")
         lines += self._failing_lines()
+        if self.losses:
+            lines.append(f"  {self.losses.told(self._holdups.now)}")
         if self.ungrouped:
             lines.append(
                 f"  {self.ungrouped} rows would match but belong to no group: they were put "
@@ -259,12 +279,15 @@ class Headcount:
         fields = {_field(name) for name in self._missing}
         lines: list[str] = []
         for what, count in failing.items():
+            if what == WHOLE:
+                continue  # it has a line of its own
             if what in fields:
                 where = " that match otherwise" if self._requirements else ""
                 lines.append(f"  {what} is missing on {many(count, 'row')}{where}")
             else:
                 lines.append(f"  {what}: {count} of {self.looked} rows fail{'s' * (count == 1)}")
         more = sum(map(bool, [*self._failed, *self._missing.values()])) - len(failing)
+        more += WHOLE in failing
         if more:
             lines.append(f"  and {more} conditions more, each for fewer rows")
         return lines

@@ -72,7 +72,7 @@ class Holdups:
     def __init__(self, clients: Clients, history: History, now: float) -> None:
         self._clients = clients
         self._history = history
-        self._now = now
+        self.now = now
         self._oldest: Foremost[_Placed] = Foremost(SHOWN)
         self._failures: dict[Group, Failure] = {}
         self._stalled: dict[str, StalledRows] = {}
@@ -140,7 +140,7 @@ class Holdups:
         return told
 
     def _tell_group(self, group: Group, sessions: int) -> Holdup:
-        age_s = max(0.0, self._now - group.at)
+        age_s = max(0.0, self.now - group.at)
         producer = group.producer.client_id
         entry: dict[str, TagValue] = {
             "key": group.uid, "status": group.status, "age_s": round(age_s, 3),
@@ -171,7 +171,7 @@ class Holdups:
     def _tell_rows(self, partition: Partition, stalled: StalledRows) -> Holdup:
         row = stalled.oldest
         at, by = self._changed(partition, row)
-        age_s = None if at == LONG_AGO else max(0.0, self._now - at)
+        age_s = None if at == LONG_AGO else max(0.0, self.now - at)
         if by is not None:
             age = f"unchanged for {age_s:.1f} s"
             writer, wrote = by, "last written"

@@ -17,6 +17,7 @@ from dataplane.tags import records as r
 from dataplane.tags.groups import Group
 from dataplane.tags.history import History
 from dataplane.tags.keys import unpack_tags
+from dataplane.tags.lost import find_losses
 from dataplane.tags.partition import Partition, PutRows
 from dataplane.tags.placement import Placement
 from dataplane.tags.prompts import begin_group, put_of_begin, put_of_end
@@ -78,6 +79,7 @@ class Replay:
             r.KEEP: self._keep,
             r.FORGET: self._forget,
             r.LEAVE: self._leave,
+            r.LOST: self._lose,
         }
 
     def apply(self, record: Record) -> None:
@@ -195,6 +197,9 @@ class Replay:
             store.dead.append(new)
         else:
             store.apply_repack(placement, new, [(row, position) for row, position in moves])
+
+    def _lose(self, at: float, store_id: str, blocks: list[int] | None) -> None:
+        self.store.apply_lost(find_losses(self.store, store_id, blocks), at)
 
     # -- groups ------------------------------------------------------------------------------
 
@@ -318,7 +323,7 @@ class Replay:
     def _start(self, at: float, epoch: int) -> None:
         if epoch <= self.store.epoch:
             raise InternalError(f"epoch {epoch} cannot follow epoch {self.store.epoch}")
-        self.store.epoch = epoch
+        self.store.begin_epoch(epoch)
 
     # -- loads -------------------------------------------------------------------------------
 

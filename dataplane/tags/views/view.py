@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
+from dataplane.fields import LOST
 from dataplane.tags.groups import FINISHED, Group
 from dataplane.tags.layers import Layers
 from dataplane.tags.query import Predicate
@@ -28,11 +29,18 @@ class Condition(NamedTuple):
     """Fields that all have to be produced."""
     grouped: bool
     """Whether it is about whole groups; rows that belong to none do not count then."""
+    lost: bool = False
+    """Whether rows count that are lost."""
 
 
-def condition_of(predicate: Predicate, fields: frozenset[str], *, grouped: bool) -> Condition:
-    """The condition that a request describes."""
-    return Condition(predicate.canonical, fields, grouped)
+def condition_of(
+    predicate: Predicate, fields: frozenset[str], *, grouped: bool, lost: bool | None = None
+) -> Condition:
+    """The condition that a request describes. Rows that are lost count if it is about them, in
+    that it names their tag, unless it is said here."""
+    if lost is None:
+        lost = predicate.names(LOST)
+    return Condition(predicate.canonical, fields, grouped, lost)
 
 
 class Subscriber(Protocol):
@@ -101,9 +109,12 @@ class View:
 
     def matches(self, row: Row) -> bool:
         """Whether a row is as the condition says."""
-        if not self.predicate.match(row.tags):
+        tags = row.tags
+        if not self.predicate.match(tags):
             return False
-        _, fields, grouped = self.condition
+        _, fields, grouped, lost = self.condition
+        if LOST in tags and not lost:
+            return False
         if fields and not produced(row.layers, fields):
             return False
         if not grouped:

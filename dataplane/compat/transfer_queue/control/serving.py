@@ -130,7 +130,9 @@ class ControllerServer:
         mirrors = Mirrors(self.link.aio, config.wait_timeout_s, self._ahead)
         self.service = ControllerService(mirrors, self._sampler, polling_mode=self._polling_mode)
         server.verbs.update(self.service.verbs)
-        address = await server.listen(SOCKET, self._tcp_host)
+        tcp = None if self._tcp_host is None else (self._tcp_host, 0)
+        address = await server.bind(SOCKET, tcp)
+        await server.listen()
         try:
             await mirrors.indexes.start()
             await self._read_settings()
@@ -166,7 +168,9 @@ class ControllerServer:
                     since = change.revision
             except DeadlineExceeded:
                 continue  # nothing has changed for long
-            except (PlaneLost, Unreachable) as error:
+            except Unreachable:
+                continue  # the tag store is started again, or the plane has ended
+            except PlaneLost as error:
                 log.info("the controller leaves: %s", error)
                 return
 

@@ -1,0 +1,1 @@
+"""A plane that Ray hosts. Imported only where Ray is."""

@@ -1,0 +1,1 @@
+"""Snapshots: all that the records of a journal have made, at one moment, and back. Pure."""
