@@ -425,12 +425,19 @@ class AsyncClient(AsyncControl):
                 )
                 break
             except DataplaneError:
-                raise
+                if store is not None or not await asyncio.to_thread(core.has_moved):
+                    raise
+                continue  # something else listens there by now
             except NOBODY_LISTENS as error:
                 if store is not None:
                     raise core.not_there(store) from error
                 await asyncio.to_thread(core.find_tags)
                 reason: OSError = error
+            except ConnectionError as error:
+                if store is not None:
+                    raise core.not_there(store) from error
+                await asyncio.to_thread(core.has_moved)
+                reason = error
             except OSError as error:
                 reason = error
             if time.monotonic() + pause_s >= deadline:

@@ -375,12 +375,19 @@ def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
             connection.spin_s = core.config.spin_s
             break
         except DataplaneError:
-            raise
+            if store is not None or not core.has_moved():
+                raise
+            continue  # something else listens there by now
         except NOBODY_LISTENS as error:
             if store is not None:
                 raise core.not_there(store) from error
             core.find_tags()
             reason: OSError = error
+        except ConnectionError as error:
+            if store is not None:
+                raise core.not_there(store) from error
+            core.has_moved()
+            reason = error
         except TimeoutError:
             raise Unreachable(f"{address} did not answer in time") from None
         except OSError as error:

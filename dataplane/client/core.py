@@ -171,6 +171,14 @@ class Core:
             )
         self.tags = joined.find() or self.tags
 
+    def has_moved(self) -> bool:
+        """Whether the tag store is somewhere else by now: who answered where it was is another, or
+        hung up. PlaneLost if the plane has ended."""
+        before = self.tags
+        if self.joined.find is not None:
+            self.find_tags()
+        return self.tags != before
+
     def not_there(self, store: StoreView) -> Refused:
         """The error of who finds nobody where a value store was. The tag store is asked for its
         address the next time that it is wanted."""

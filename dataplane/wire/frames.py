@@ -16,7 +16,7 @@ import msgpack
 
 from dataplane.errors import DataplaneError, InvalidRequest, quote, to_wire
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"DPF" + bytes([VERSION])
 PREFIX = struct.Struct("<4sIQ")
 

@@ -40,10 +40,12 @@ class Raw:
         return cls(sock)
 
     @classmethod
-    def greeted(cls, joined: Joined, *, role: str = "client", tcp: bool = False) -> Raw:
-        """Connected as a client that knows the plane's secret."""
+    def greeted(
+        cls, joined: Joined, *, role: str = "client", tcp: bool = False, client_id: str = ""
+    ) -> Raw:
+        """Connected as a client that knows the plane's secret; a new one where none is named."""
         raw = cls.to(joined, tcp=tcp)
-        raw.hello(joined.secret, role=role, plane_id=joined.plane_id)
+        raw.hello(joined.secret, role=role, plane_id=joined.plane_id, client_id=client_id)
         return raw
 
     def challenge(self) -> bytes:
@@ -57,9 +59,10 @@ class Raw:
         *,
         role: str = "client",
         plane_id: str | None = None,
+        client_id: str = "",
     ) -> Any:
-        """Greet, as a client that was never seen before; what the server said."""
-        client_id = os.urandom(8).hex()
+        """Greet, as a client never seen before if it is not named; what the server said."""
+        client_id = client_id or os.urandom(8).hex()
         mine = os.urandom(auth.CHALLENGE_BYTES)
         proof = auth.client_proof(secret, self.challenge(), mine)
         return self.ask("hello", [client_id, role, plane_id, mine, proof])

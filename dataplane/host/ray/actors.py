@@ -25,6 +25,7 @@ from dataplane.errors import (
     InternalError,
     InvalidRequest,
     JournalDamaged,
+    Unauthenticated,
     Unreachable,
     to_wire,
 )
@@ -41,6 +42,7 @@ from dataplane.host.folders import (
 from dataplane.host.presence import session_alive
 from dataplane.host.ray.lookup import Answer, find_tags, ray, store_id_of
 from dataplane.host.records import Record, endpoint_of, secret_of, write_record, write_secret
+from dataplane.server.connection import GREETING_S
 from dataplane.server.plane import PlaneServer, prepare_process
 from dataplane.server.ports import RemoteTags
 from dataplane.server.process import KILLED_LOCK_S
@@ -269,7 +271,7 @@ class _ValueServing(_Serving):
         address = Address.from_wire(self._tags["address"])
         try:
             return await self._connect_to(address, on_request)
-        except OSError:
+        except (OSError, Unauthenticated):  # nobody, or something else that listens there by now
             found = await asyncio.to_thread(find_tags, self._name, plane_id)
             if found is None:
                 raise
@@ -278,16 +280,17 @@ class _ValueServing(_Serving):
     async def _connect_to(
         self, address: Address, on_request: Callable[[Channel, Header], None]
     ) -> Channel:
-        return await Channel.connect(
-            address,
-            self._tags["secret"],
-            client_id=self._store_id,
-            role="store",
-            plane_id=self._tags["plane_id"],
-            tls=Config(**self._tags["config"]).tls,
-            local=address.is_here(),
-            on_request=on_request,
-        )
+        async with asyncio.timeout(GREETING_S):
+            return await Channel.connect(
+                address,
+                self._tags["secret"],
+                client_id=self._store_id,
+                role="store",
+                plane_id=self._tags["plane_id"],
+                tls=Config(**self._tags["config"]).tls,
+                local=address.is_here(),
+                on_request=on_request,
+            )
 
 
 def _object_store_bytes(shm_dir: Path) -> int:
