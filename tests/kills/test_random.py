@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from statistics import median
 
 import pytest
 import torch
 
+from tests.deadline import eventually
 from tests.history.calls import Mix
 from tests.history.checker import check
 from tests.history.races import in_threads
@@ -106,3 +110,38 @@ def test_throughput_comes_back(one_process: Killed) -> None:
     print(f"{after / before:.2f} of the rate before, {time.monotonic() - killed:.1f} s after")
     client.kv_drop_partition("rate")
     assert after >= 0.9 * before
+
+
+def _children() -> list[int]:
+    """Processes that serve a plane of this process, or are about to."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):
+            found += map(int, (task / "children").read_text().split())
+    serving: list[int] = []
+    for pid in found:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"dataplane.server.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                serving.append(pid)
+    return serving
+
+
+def test_a_process_that_dies_while_it_comes_back_loses_nothing(
+    one_process: Killed, seed: int
+) -> None:
+    """Ten deaths in a row, most of them before the plane has answered once."""
+    chance, client = random.Random(seed), one_process.client
+    rows = {f"k{number}": torch.full((2000,), number) for number in range(50)}
+    for key, row in rows.items():
+        client.kv_put(key, "back", {"x": row}, {"key": key})
+    for _ in range(10):
+        (pid,) = eventually(_children, "a process is there")
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(chance.random() * 0.9)  # anywhere in its start, and after it
+    listing = client.kv_list("back")
+    assert sorted(listing.keys) == sorted(rows)
+    got = client.kv_batch_get(listing.keys, "back", layout="list")
+    for key, row in zip(got.keys, got.fields["x"], strict=True):
+        assert torch.equal(row, rows[key])
+    client.kv_drop_partition("back")
+    one_process.is_empty()
