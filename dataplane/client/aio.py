@@ -103,6 +103,9 @@ class AsyncClient(AsyncControl):
         self._lock = threading.Lock()  # guards the table of loops
         self._closed = False
         self._copies: set[asyncio.Future[Any]] = set()
+        self._claimed = False
+        """Whether it may hold claims, whose terms run while it has no connection."""
+        self._attending: set[asyncio.Task[None]] = set()
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._pins = Pins(self._connect_blocking)
         _clients.add(self)
@@ -266,6 +269,9 @@ class AsyncClient(AsyncControl):
             # The end of a connection ends its reservations, so no thread may still be copying.
             if self._copies:
                 await asyncio.wait(set(self._copies))
+            for attending in list(self._attending):
+                with contextlib.suppress(RuntimeError):  # its loop has ended, and so has it
+                    attending.get_loop().call_soon_threadsafe(attending.cancel)
             mine = self._loops.pop(asyncio.get_running_loop(), None)
             if mine is not None:
                 await mine.end.aclose()
@@ -425,9 +431,12 @@ class AsyncClient(AsyncControl):
                 )
                 break
             except DataplaneError:
-                if store is not None or not await asyncio.to_thread(core.has_moved):
+                if store is not None:
+                    core.not_there(store)  # what is there may be something else by now
                     raise
-                continue  # something else listens there by now
+                if not await asyncio.to_thread(core.has_moved):
+                    raise
+                continue
             except NOBODY_LISTENS as error:
                 if store is not None:
                     raise core.not_there(store) from error
@@ -445,11 +454,34 @@ class AsyncClient(AsyncControl):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_CONNECT_PAUSE_S)
         channel.peer = peer_of(store, address)
+        if store is None:
+            channel.on_lost = self._lost
         if "revision" in channel.greeting:
             core.see(channel.greeting["revision"])
         if store is not None:
             core.probe(store, channel.greeting)
         return channel
+
+    def _stay_attached(self) -> None:
+        self._claimed = True
+
+    def _lost(self) -> None:
+        """The tag store has ended a connection of this loop."""
+        if self._claimed and not self._closed:
+            attending = asyncio.get_running_loop().create_task(self._attach_again())
+            self._attending.add(attending)
+            attending.add_done_callback(self._attending.discard)
+
+    async def _attach_again(self) -> None:
+        """Connect anew, though nothing is asked: the term of a lease runs until then."""
+        while not self._closed:
+            try:
+                await self._channel(None, self._deadline(None))
+                return
+            except PlaneLost:
+                return
+            except (DataplaneError, OSError):
+                await asyncio.sleep(LONGEST_CONNECT_PAUSE_S)
 
     async def _hold(
         self, store: StoreView, blocks: bytes, deadline: float
@@ -502,6 +534,8 @@ class AsyncClient(AsyncControl):
             connection.close_in_child()
         self._open = weakref.WeakSet()
         self._pins = Pins(self._connect_blocking)
+        self._claimed = False
+        self._attending = set()
         self._loops = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._core.new_identity()

@@ -46,6 +46,10 @@ class AsyncControl(ABC):
     @abstractmethod
     def _deadline(self, timeout: float | None) -> float: ...
 
+    @abstractmethod
+    def _stay_attached(self) -> None:
+        """From now on the client holds something for which it must not seem to be gone."""
+
     def _wait_deadline(self, timeout: float | None) -> float:
         """The deadline of a call that waits for something to happen."""
         return self._deadline(self._core.config.wait_timeout_s if timeout is None else timeout)
@@ -130,7 +134,7 @@ class AsyncControl(ABC):
     ) -> Claim:
         """See `Client.kv_claim`."""
         deadline = self._wait_deadline(timeout)
-        return await self._drive(
+        claim = await self._drive(
             claim_rows(
                 self._core,
                 partition_id,
@@ -146,6 +150,9 @@ class AsyncControl(ABC):
             ),
             deadline + GRACE_S,
         )
+        if claim.keys:
+            self._stay_attached()
+        return claim
 
     async def kv_commit(
         self,

@@ -5,6 +5,7 @@ No thread stands between caller and socket: a hand-over costs more than the whol
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -186,6 +187,18 @@ class Connection:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
+
+    def wait_for_end(self) -> None:
+        """Wait until the other side closes it, or `end` does. Nothing may be asked meanwhile."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.poll()
+
+    def end(self) -> None:
+        """End it in both directions; who waits on it in another thread is told."""
+        self.usable = False
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.usable = False
@@ -375,9 +388,12 @@ def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
             connection.spin_s = core.config.spin_s
             break
         except DataplaneError:
-            if store is not None or not core.has_moved():
+            if store is not None:
+                core.not_there(store)  # what is there may be something else by now
                 raise
-            continue  # something else listens there by now
+            if not core.has_moved():
+                raise
+            continue
         except NOBODY_LISTENS as error:
             if store is not None:
                 raise core.not_there(store) from error

@@ -45,6 +45,10 @@ class Control(ABC):
     @abstractmethod
     def _deadline(self, timeout: float | None) -> float: ...
 
+    @abstractmethod
+    def _stay_attached(self) -> None:
+        """From now on the client holds something for which it must not seem to be gone."""
+
     def _wait_deadline(self, timeout: float | None) -> float:
         """The deadline of a call that waits for something to happen."""
         return self._deadline(self._core.config.wait_timeout_s if timeout is None else timeout)
@@ -177,7 +181,7 @@ class Control(ABC):
             DeadlineExceeded: not enough came ready; `.explanation` says why. Nothing is held.
         """
         deadline = self._wait_deadline(timeout)
-        return self._drive(
+        claim = self._drive(
             claim_rows(
                 self._core,
                 partition_id,
@@ -193,6 +197,9 @@ class Control(ABC):
             ),
             deadline + GRACE_S,
         )
+        if claim.keys:
+            self._stay_attached()
+        return claim
 
     def kv_commit(
         self,

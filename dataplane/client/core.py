@@ -177,7 +177,10 @@ class Core:
         before = self.tags
         if self.joined.find is not None:
             self.find_tags()
-        return self.tags != before
+        if self.tags.tcp != before.tcp:
+            return True
+        self.tags = before  # of one place there may be two ways to it, and one was chosen
+        return False
 
     def not_there(self, store: StoreView) -> Refused:
         """The error of who finds nobody where a value store was. The tag store is asked for its

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dataplane.client.attendance import Attendance
 from dataplane.client.connection import Connection, connect
 from dataplane.client.control import Control
 from dataplane.client.core import Core, Joined, StoreView, settle_in_child
@@ -67,6 +68,7 @@ class Client(Control):
         self._idle: dict[Address, deque[Connection]] = {}
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._pins = Pins(self._connect)
+        self._attendance = _attendance_of(self)
         self._closed = False
         _clients.add(self)
 
@@ -296,6 +298,7 @@ class Client(Control):
             for pool in self._idle.values():
                 while pool:
                     pool.pop().close()
+            self._attendance.close()
             self._pins.close()
             for store in self._core.stores.values():
                 if store.mappings is not None:
@@ -314,6 +317,9 @@ class Client(Control):
 
     def __reduce__(self) -> Any:
         raise TypeError("a client does not travel; connect() in the other process instead")
+
+    def _stay_attached(self) -> None:
+        self._attendance.begin()
 
     # -- driving verbs -----------------------------------------------------------------------
 
@@ -420,7 +426,23 @@ class Client(Control):
         self._open = weakref.WeakSet()
         self._idle = {}
         self._pins = Pins(self._connect)
+        self._attendance = _attendance_of(self)
         self._core.new_identity()
+
+
+def _attendance_of(client: Client) -> Attendance:
+    """What keeps a client attached, and does not keep it from being collected."""
+    reached = weakref.ref(client)
+
+    def connect(store: StoreView | None, deadline: float) -> Connection:
+        there = reached()
+        if there is None:
+            raise PlaneLost("the client is gone")
+        return there._connect(store, deadline)  # pyright: ignore[reportPrivateUsage] (of this file)
+
+    attendance = Attendance(connect)
+    weakref.finalize(client, attendance.close)
+    return attendance
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -26,11 +26,19 @@ from typing import Any
 
 from dataplane.client.core import Joined
 from dataplane.config import Config
-from dataplane.errors import DataplaneError, DeadlineExceeded, PlaneLost, from_wire
+from dataplane.errors import (
+    DataplaneError,
+    DeadlineExceeded,
+    JournalDamaged,
+    PlaneLost,
+    RequestError,
+    from_wire,
+)
 from dataplane.host.folders import (
     Folders,
     Ownership,
     claim,
+    keep,
     plane_folders,
     remove_unowned,
     sweep,
@@ -43,6 +51,10 @@ from dataplane.wire.address import Address
 log = logging.getLogger("dataplane.host")
 
 CLOSE_TIMEOUT_S = 10.0
+LONGEST_START_S = 3600.0
+"""How long a child that takes the place of another may read the journal."""
+LOOK_S = 0.1
+"""Between two looks at whether it is still wanted."""
 YOUNG_S = 1.0
 """Children that die younger, one after the other, are started again with longer pauses."""
 FIRST_PAUSE_S = 0.05
@@ -134,13 +146,17 @@ class EmbeddedHost:
         """Another child that serves; None if there can be none."""
         while not self._stopping.wait(pause_s):
             try:
-                return _spawn(self.folders, self._config)
-            except (DeadlineExceeded, PlaneLost, OSError) as error:
+                return _spawn(self.folders, self._config, self._stopping)
+            except (JournalDamaged, RequestError) as error:
+                log.error("plane %r cannot be started again: %s", self.folders.name, error)
+                # What was acknowledged is in there: somebody is to look at it.
+                with contextlib.suppress(OSError):
+                    keep(self.folders, str(error))
+                return None
+            except (DataplaneError, OSError) as error:
+                # A full disk, say, which somebody makes room on.
                 log.warning("plane %r did not come up again: %s", self.folders.name, error)
                 pause_s = _longer(pause_s)
-            except DataplaneError as error:
-                log.error("plane %r cannot be started again: %s", self.folders.name, error)
-                return None
         return None
 
     def close_in_child(self) -> None:
@@ -167,11 +183,13 @@ def start(name: str, config: Config) -> EmbeddedHost:
     """
     sweep(config.runtime_dir, config.shm_dir)
     folders = plane_folders(name, new_plane_id(), config.runtime_dir, config.shm_dir)
-    ownership = claim(folders)
+    ownership: Ownership | None = None
     try:
+        ownership = claim(folders)
         return EmbeddedHost(folders, config, ownership, _spawn(folders, config))
     except BaseException:
-        ownership.release()
+        if ownership is not None:
+            ownership.release()
         remove_unowned(folders)
         raise
 
@@ -194,8 +212,14 @@ def serve_until_signalled(name: str, config: Config, announce: Callable[[str], N
         host.stop()
 
 
-def _spawn(folders: Folders, config: Config) -> subprocess.Popen[bytes]:
-    """A child that serves the plane of these folders. If there is none, none is left."""
+def _spawn(
+    folders: Folders, config: Config, given_up: threading.Event | None = None
+) -> subprocess.Popen[bytes]:
+    """A child that serves the plane of these folders. If there is none, none is left.
+
+    One that takes the place of another reads a journal that may be long: it is waited for until it
+    is `given_up`, since whoever came in its place would have to read as much.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "dataplane.server.process"],
         stdin=subprocess.PIPE,
@@ -212,7 +236,8 @@ def _spawn(folders: Folders, config: Config) -> subprocess.Popen[bytes]:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(settings).encode() + b"\n")
             process.stdin.flush()
-        answer = _answer(process, config.start_timeout_s)
+        timeout_s = config.start_timeout_s if given_up is None else LONGEST_START_S
+        answer = _answer(process, timeout_s, given_up)
         if "error" in answer:
             raise from_wire(answer["error"])
     except BaseException:
@@ -279,13 +304,18 @@ def attach_address(address: str, config: Config) -> Joined:
     )
 
 
-def _answer(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
+def _answer(
+    process: subprocess.Popen[bytes], timeout_s: float, given_up: threading.Event | None
+) -> dict[str, Any]:
     assert process.stdout is not None
     fd = process.stdout.fileno()
     deadline = time.monotonic() + timeout_s
     line = b""
     while not line.endswith(b"\n"):
-        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        left = max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([fd], [], [], left if given_up is None else min(left, LOOK_S))
+        if not ready and left and given_up is not None and not given_up.is_set():
+            continue
         if not ready:
             raise DeadlineExceeded(
                 f"the plane did not come up within {timeout_s:g} s", waited_s=timeout_s

@@ -225,7 +225,10 @@ def remove_unowned(folders: Folders) -> bool:
 def root_lock(root: Path) -> Generator[None]:
     """Holds the lock on all folders under `root`. Short: nobody does slow work under it."""
     _private_folder(root, parents=True)
-    fd = _open_lock(root)
+    try:
+        fd = _open_lock(root)
+    except OSError as error:
+        raise InvalidRequest(f"cannot make a file in {root}: {error}; set another root") from error
     try:
         _wait_for_lock(fd, fcntl.LOCK_EX, root)
         yield
@@ -326,7 +329,7 @@ def plane_ids(root: Path, shm_root: Path | None) -> list[str]:
     names = os.listdir(root)
     if shm_root is not None:
         prefix = _segments_prefix()
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             names += [n.removeprefix(prefix) for n in os.listdir(shm_root) if n.startswith(prefix)]
     return sorted({name for name in names if _PLANE_ID.fullmatch(name)})
 
@@ -340,7 +343,7 @@ def _is_ours(folder: Path) -> bool:
 def _status(path: Path) -> os.stat_result | None:
     try:
         return os.lstat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

@@ -23,8 +23,10 @@ def find_by_folder(folders: Folders) -> Address:
     try:
         record = read_record(folders)
     except PlaneLost as error:
+        why = why_kept(folders.runtime)
         raise PlaneLost(
-            f"plane {folders.name!r} ({folders.plane_id}) has ended: start a new one"
+            f"plane {folders.name!r} ({folders.plane_id}) has ended{f': {why}' if why else ''}; "
+            "start a new one"
         ) from error
     with root_lock(folders.root):
         owned = is_owned(folders.runtime)

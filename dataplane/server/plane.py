@@ -188,8 +188,9 @@ class PlaneServer:
         for server in self._servers:
             await server.start_serving()
 
-    async def close(self) -> None:
-        """Stop serving for good and give back all shared memory."""
+    async def close(self, *, keep_memory: bool = False) -> None:
+        """Stop serving for good and give back all shared memory; or keep it for another process,
+        which goes on from it."""
         if self.tags is not None:
             self.tags.registering.end()
         if self._port is not None:
@@ -202,7 +203,7 @@ class PlaneServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.values is not None:
-            self.values.store.close()
+            self.values.store.close(keep=keep_memory)
         if self.tags is not None:
             self.tags.journal.close()
 

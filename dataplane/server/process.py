@@ -59,6 +59,7 @@ async def serve(
     ownership: Ownership = claim(folders)
     try:
         server = PlaneServer(folders, config, secret_of(folders))
+        served = False
         try:
             await server.serve_both("local", "plane.sock", endpoint_of(folders, config.tcp_host))
             address = server.address
@@ -68,6 +69,7 @@ async def serve(
                 from dataplane.testing import switches
 
                 switches.install(server, "both")
+            served = True
             ready(server)
             ends = [asyncio.create_task(e.wait()) for e in (until, server.ended)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -77,7 +79,8 @@ async def serve(
             keep(folders, str(error))
             raise
         finally:
-            await server.close()
+            # Whoever could not come up leaves what it found to the next one that tries.
+            await server.close(keep_memory=not served)
     finally:
         ownership.release()
         remove_unowned(folders)

@@ -397,7 +397,7 @@ class TagService:
                 for partition in store.partitions.values()
                 for task in partition.claims.tasks.values()
             ),
-            "clients": len(store.requests),
+            "clients": len(store.requests) + len(store.gone),
             "answers": sum(len(requests.answers) for requests in store.requests.values()),
         }
         return counts
@@ -451,4 +451,4 @@ class TagService:
                 self.write(j.FORGET, (client_id,))
                 del self._gone_since[client_id]
                 # What it repeats after that long may have happened: `OutcomeUnknown`.
-                self.store.client(client_id).forget()
+                self.store.forget_client(client_id)

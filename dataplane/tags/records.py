@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import msgpack
+from msgpack.exceptions import OutOfData
 
 from dataplane.errors import InvalidRequest, JournalDamaged
 
@@ -212,11 +213,36 @@ class Records:
         return read_frame(self._file, self.size - self.end, range(_MIN_RECORD_BYTES, limit + 1))
 
     def _judge(self, reason: str) -> None:
-        """What is not whole is the torn end of the file only if nothing whole comes after it."""
+        """What is not whole is the torn end of the file only if nothing whole comes after it, and
+        it is the beginning of a record: that is what a death in the middle of a write leaves. More
+        than that was acknowledged, and damaged since."""
         follows = self._next_whole(self.end + 1)
         if follows is not None:
             raise self.damaged(self.end, f"{reason}, and a whole record follows at {follows}")
+        if not self._begins_record():
+            raise self.damaged(self.end, f"{reason}, and this is no record that was half written")
         self.torn = Torn(self.end, self.size - self.end, reason)
+
+    def _begins_record(self) -> bool:
+        """Whether what is left of the file may be what had been written of a record; zeros too,
+        which a file system can leave of what it had not written."""
+        self._file.seek(self.end)
+        frame = self._file.read(FRAME.size)
+        if len(frame) < FRAME.size:
+            return True
+        if not any(frame):
+            return not any(map(any, iter(lambda: self._file.read(_WINDOW), b"")))
+        nbytes, _ = FRAME.unpack(frame)
+        if not self.size - self.end - FRAME.size < nbytes <= MAX_RECORD_BYTES:
+            return False
+        unpacker: Any = msgpack.Unpacker(cast("Any", self._file), max_buffer_size=MAX_RECORD_BYTES)
+        try:
+            unpacker.skip()
+        except OutOfData:
+            return True
+        except (ValueError, RecursionError):
+            pass
+        return False  # there is all of it, and its length is wrong
 
     def _next_whole(self, start: int) -> int | None:
         """Where the next whole record is, looking at every byte from here on."""

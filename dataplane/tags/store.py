@@ -25,6 +25,9 @@ from dataplane.types import Revision
 
 REAP_STEP = 512
 """Tombstones forgotten with each change at most: history is trimmed without a pause."""
+MAX_GONE = 16_384
+"""Clients that are long gone of which it is known that they were here; the design is for 10,000 at
+a time."""
 
 
 class Doomed(NamedTuple):
@@ -56,6 +59,9 @@ class TagStore:
         self.history = history or History()
         self.partitions: dict[str, Partition] = {}
         self.requests: dict[str, ClientRequests] = {}
+        self.gone: dict[str, int] = {}
+        """Up to which number the requests of clients that are long gone are settled, those that
+        went first being first."""
         self.dead: deque[Placement] = deque()
         """Blocks without a live cell; the server tells their value stores, until they heard."""
         self.placements: dict[tuple[str, int], Placement] = {}
@@ -107,7 +113,20 @@ class TagStore:
         requests = self.requests.get(client_id)
         if requests is None:
             requests = self.requests[client_id] = ClientRequests()
+            requests.floor = self.gone.pop(client_id, 0)
         return requests
+
+    def forget_client(self, client_id: str) -> None:
+        """Let go of the answers of a client that is long gone. For a while more it is known which
+        of its numbers were used."""
+        requests = self.requests.pop(client_id, None)
+        if requests is None:
+            return
+        requests.forget()
+        if requests.floor:
+            self.gone[client_id] = requests.floor
+            if len(self.gone) > MAX_GONE:
+                del self.gone[next(iter(self.gone))]
 
     # -- put ---------------------------------------------------------------------------------
 

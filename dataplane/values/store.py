@@ -188,13 +188,17 @@ class ValueStore:
         self.freed()
         return missing
 
-    def close(self) -> None:
-        """Give back every segment. Readers that map them keep their pages."""
+    def close(self, *, keep: bool = False) -> None:
+        """Give back every segment, or keep the files for a later incarnation. Readers that map them
+        keep their pages."""
         self._maker.shutdown(wait=True)
         for segment in self.segments.values():
-            segment.unlink()
+            if not keep:
+                segment.unlink()
             segment.close()
         self.segments.clear()
+        if keep:
+            return
         self.recovery.give_back()
         forget(self.folder)
         with contextlib.suppress(OSError):

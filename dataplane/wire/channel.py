@@ -63,6 +63,8 @@ class Channel(asyncio.BufferedProtocol):
         self._waiting: dict[int, tuple[asyncio.Future[Answer], _Alloc | None, str]] = {}
         self._challenge: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.on_lost: Callable[[], None] | None = None
+        """Told when it ends, unless this side has closed it."""
+        self._left = False
         self.received = 0
         """Whole frames that have come."""
         self.local = True
@@ -167,7 +169,7 @@ class Channel(asyncio.BufferedProtocol):
             self._transport.write(failure(number, error))
 
     def close(self) -> None:
-        self.closed = True
+        self.closed = self._left = True
         if self._transport is not None:  # pyright: ignore[reportUnnecessaryComparison]
             self._transport.close()
 
@@ -201,7 +203,7 @@ class Channel(asyncio.BufferedProtocol):
             if not future.done():
                 future.set_exception(error)
         self._waiting.clear()
-        if self.on_lost is not None:
+        if self.on_lost is not None and not self._left:
             self.on_lost()
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -183,6 +183,7 @@ def hosted(
 @contextmanager
 def memory(name: str, settings: dict[str, Any]) -> Iterator[Plane]:
     """The plane that users test with, in a thread of this process."""
+    settings = {**settings, "host": "embedded"}
     with dataplane.testing.plane(name, **settings) as made:
         plane = Plane("memory", name, settings, made.client, connect=made.connect)
         yield from _until_destroyed(plane, made.client)

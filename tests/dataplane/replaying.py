@@ -194,11 +194,14 @@ def described(store: TagStore) -> dict[str, Any]:
 
 def requests_of(store: TagStore) -> dict[str, tuple[int, dict[int, Any]]]:
     """Of each client the floor and what is remembered above it."""
-    return {
+    known = {
         client_id: (requests.floor, {n: _answered(a) for n, a in requests.answers.items()})
         for client_id, requests in store.requests.items()
         if requests.answers or requests.floor
     }
+    gone: dict[str, tuple[int, dict[int, Any]]] = {c: (n, {}) for c, n in store.gone.items()}
+    assert not known.keys() & gone.keys()
+    return known | gone
 
 
 def _answered(found: Answered) -> Any:

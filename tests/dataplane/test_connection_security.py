@@ -118,7 +118,7 @@ STREAMS: list[tuple[str, bytes, type[DataplaneError], str]] = [
     ("http", b"GET / HTTP/1.1\r\nHost: plane\r\n\r\n", InvalidRequest, "are not a frame"),
     ("a pickle", pickle.dumps(list(range(100))), InvalidRequest, "are not a frame"),
     ("no magic", prefixed(10, 0, b"XYZ\1") + b"x" * 10, InvalidRequest, "are not a frame"),
-    ("another version", prefixed(10, 0, b"DPF\2"), InvalidRequest, "version 2"),
+    ("another version", prefixed(10, 0, b"DPF\x63"), InvalidRequest, "version 99"),
     ("header of 4 GiB", prefixed(2**32 - 1, 0), InvalidRequest, "at most 4096 are accepted"),
     ("header of 5 kB", prefixed(5000, 0), InvalidRequest, "header of 5000 bytes"),
     ("payload of 2^63", prefixed(10, 2**63), InvalidRequest, f"payload of {2**63} bytes"),
@@ -510,9 +510,9 @@ import logging, sys
 from pathlib import Path
 logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
 from dataplane.config import Config
-from dataplane.server.process import run_until_signalled
+from dataplane.host.embedded import serve_until_signalled
 config = Config(runtime_dir=Path(sys.argv[1]), shm_dir=Path(sys.argv[2]), tcp_host="127.0.0.1")
-run_until_signalled("quiet", config, lambda text: print(text, flush=True))
+serve_until_signalled("quiet", config, lambda text: print(text, flush=True))
 """
 
 
@@ -538,13 +538,14 @@ def test_the_secret_is_in_no_log_no_process_list_and_no_file_for_others(
                     raw.refusal()
                 with Raw.greeted(joined, tcp=tcp) as raw, pytest.raises(InvalidRequest):
                     raw.ask("list", 7)
-            seen = [repr(client), repr(joined), str(joined.tags), repr(client.status())]
+            status = client.status()
+            seen = [repr(client), repr(joined), str(joined.tags), repr(status)]
             with pytest.raises(DataplaneError) as error:
                 client.kv_list("none")
             seen.append(repr(error.value))
             proc = [
                 Path(f"/proc/{pid}/{name}").read_bytes()
-                for pid in (process.pid, os.getpid())
+                for pid in (process.pid, status["pid"], os.getpid())
                 for name in ("cmdline", "environ")
             ]
             folder = roots["runtime_dir"] / joined.plane_id
@@ -561,7 +562,6 @@ def test_the_secret_is_in_no_log_no_process_list_and_no_file_for_others(
     finally:
         process.terminate()
         out, err = process.communicate(timeout=10)
-    assert b"closing a connection" in err
     assert b"malformed" in err
     everything = b"\n".join([said, out, err, *proc, *(text.encode() for text in seen)])
     for form in (secret, secret.hex().encode(), base64.b64encode(secret), repr(secret).encode()):

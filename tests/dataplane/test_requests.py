@@ -15,7 +15,7 @@ from dataplane.errors import AlreadyWritten, DataplaneError, OutcomeUnknown, Req
 from dataplane.server.tag_service import TagService
 from dataplane.tags.journal import FileJournal
 from dataplane.tags.requests import MAX_OPEN, ClientRequests
-from dataplane.tags.store import TagStore
+from dataplane.tags.store import MAX_GONE, TagStore
 from dataplane.wire.messages import IF_ABSENT, RETRY, PutAnswer, PutMeta
 from tests.dataplane.audit import tags_of
 
@@ -204,3 +204,21 @@ def test_requests_of_unknown_outcome_are_kept_for_a_while_only() -> None:
         number, settled = numbers.begin()
         numbers.end(number)
     assert settled == number - 1
+
+
+def test_of_clients_that_are_long_gone_so_many_are_remembered() -> None:
+    """By their numbers only: one that comes again has not got a second effect."""
+    store = TagStore(1)
+    for number in range(MAX_GONE + 10):
+        store.client(f"c{number}").remember(3, "three")
+        store.forget_client(f"c{number}")
+    store.client("never asked")
+    store.forget_client("never asked")
+    store.forget_client("never seen")
+    assert store.requests == {}
+    assert len(store.gone) == MAX_GONE
+    with pytest.raises(OutcomeUnknown):
+        store.client(f"c{MAX_GONE}").recall(3, f"c{MAX_GONE}/3")
+    assert store.client(f"c{MAX_GONE}").recall(4, f"c{MAX_GONE}/4") is None
+    assert len(store.gone) == MAX_GONE - 1  # it is one that is here
+    assert store.client("c0").floor == 0

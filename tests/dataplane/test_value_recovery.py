@@ -204,7 +204,7 @@ async def test_bytes_of_an_old_block_are_repacked_into_a_new_segment(node: Node)
 
         moved: Any = None
 
-        async def repack_candidates(self, limit: int) -> list[Any]:
+        async def repack_candidates(self, limit: int, segment: int | None = None) -> list[Any]:
             return [(old.block, block.template.blob, 3, block.lengths, [1], [0], ["x"])]
 
         async def repack(self, old_block: int, placement: Any, moves: list[Any]) -> None:
@@ -212,7 +212,7 @@ async def test_bytes_of_an_old_block_are_repacked_into_a_new_segment(node: Node)
 
     tags = Tags()
     service = ValueService(store, tags)  # type: ignore[arg-type]
-    assert await service.repack()
+    assert await service.repacking.repack()
     new = Extent(*tags.moved[:4])
     assert new.segment != old.segment
     assert store.blocks.state(new.block) is State.PUBLISHED

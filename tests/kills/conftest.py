@@ -20,6 +20,7 @@ from tests.deadline import eventually
 from tests.faults import planes
 from tests.faults.planes import Plane
 from tests.kills.planes import KILLED, Killed
+from tests.kills.restarts import Restarts
 from tests.kills.table import Table, report
 
 TABLE = Path(os.environ.get("FAULTS_TABLE", "faults-table.jsonl"))
@@ -110,3 +111,11 @@ def own_plane(roots: dict[str, Path]) -> Iterator[Callable[..., Plane]]:
             return planes.start(stack, f"own-{next(numbers)}", **settings)
 
         yield make
+
+
+@pytest.fixture
+def restarts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Restarts]:
+    """Of children of the planes that a test starts after it."""
+    restarts = Restarts(monkeypatch)
+    yield restarts
+    restarts.go()  # before the planes end, which waits for them

@@ -25,6 +25,7 @@ from dataplane.errors import (
     InternalError,
     InvalidRequest,
     JournalDamaged,
+    QuotaExceeded,
     Unauthenticated,
     Unreachable,
     to_wire,
@@ -43,7 +44,7 @@ from dataplane.host.presence import session_alive
 from dataplane.host.ray.lookup import Answer, find_tags, ray, store_id_of
 from dataplane.host.records import Record, endpoint_of, secret_of, write_record, write_secret
 from dataplane.server.connection import GREETING_S
-from dataplane.server.plane import PlaneServer, prepare_process
+from dataplane.server.plane import JOURNAL, PlaneServer, prepare_process
 from dataplane.server.ports import RemoteTags
 from dataplane.server.process import KILLED_LOCK_S
 from dataplane.wire.address import Address
@@ -53,6 +54,8 @@ from dataplane.wire.frames import Header
 log = logging.getLogger("dataplane.host")
 
 JOIN_PAUSE_S = 0.1
+AGAIN_PAUSE_S = 2.0
+"""Before a store that could not come up, on a full disk say, is started once more."""
 NODES_LOOK_S = 1.0
 """Between two looks at which nodes are alive."""
 
@@ -91,6 +94,10 @@ class _Serving:
 
     def __init__(self) -> None:
         self._described: Answer | None = None
+        self._was_here = False
+        """Whether an earlier process of it left something to go on from."""
+        self._tries_again = False
+        """Whether it is to be started once more: what kept it from coming up may pass."""
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dataplane", daemon=True)
         self._thread.start()
@@ -113,6 +120,10 @@ class _Serving:
             log.exception("the plane's store ended")
             text = f"{type(error).__name__}: {error}"
             self._described = {"error": to_wire(InternalError(text))}
+        if self._tries_again:
+            log.warning("the plane's store did not come up again: %s", self._described)
+            threading.Event().wait(AGAIN_PAUSE_S)
+            os._exit(1)  # Ray starts it again
         if failed and not self._ready.is_set():
             self._ready.set()
             threading.Event().wait(5.0)  # time for who started it to read why it failed
@@ -120,6 +131,18 @@ class _Serving:
 
     async def _serve(self) -> None:
         raise NotImplementedError
+
+    def _own(self, folders: Folders, config: Config) -> Ownership:
+        try:
+            return _claim(folders, config)
+        except (QuotaExceeded, OSError):
+            self._may_pass()
+            raise
+
+    def _may_pass(self) -> None:
+        """A full disk, say, keeps it from coming up. What was there before is not given up for
+        that."""
+        self._tries_again = self._was_here and not self._ready.is_set()
 
     def came_up(self, described: Answer) -> None:
         """Clients can connect; `described` is what they are told."""
@@ -136,8 +159,11 @@ class _Serving:
         os._exit(0)
 
 
-def _claim(name: str, plane_id: str, config: Config) -> Ownership:
-    folders = plane_folders(name, plane_id, config.runtime_dir, config.shm_dir)
+def _folders(name: str, plane_id: str, config: Config) -> Folders:
+    return plane_folders(name, plane_id, config.runtime_dir, config.shm_dir)
+
+
+def _claim(folders: Folders, config: Config) -> Ownership:
     sweep(config.runtime_dir, config.shm_dir, is_session_alive=session_alive)
     ownership = claim(folders)
     mark_ray_session(folders, _session())
@@ -167,8 +193,9 @@ class _TagServing(_Serving):
 
     async def _serve(self) -> None:
         config = self._config
-        ownership = _claim(self._name, self._plane_id, config)
-        folders = ownership.folders
+        folders = _folders(self._name, self._plane_id, config)
+        self._was_here = (folders.runtime / JOURNAL).exists()
+        ownership = self._own(folders, config)
         try:
             secret = secret_of(folders)
             server = PlaneServer(folders, config, secret)
@@ -192,9 +219,13 @@ class _TagServing(_Serving):
         except JournalDamaged as error:
             keep(folders, str(error))
             raise
+        except (QuotaExceeded, OSError):
+            self._may_pass()
+            raise
         finally:
             ownership.release()
-            remove_unowned(folders)
+            if not self._tries_again:
+                remove_unowned(folders)
 
     async def _watch_nodes(self, server: PlaneServer) -> None:
         """Say which value stores are lost: those of nodes that Ray says are dead."""
@@ -227,8 +258,9 @@ class _ValueServing(_Serving):
     async def _serve(self) -> None:
         config = Config(**self._tags["config"])
         plane_id, secret = self._tags["plane_id"], self._tags["secret"]
-        ownership = _claim(self._name, plane_id, config)
-        folders = ownership.folders
+        folders = _folders(self._name, plane_id, config)
+        self._was_here = (folders.segments / self._store_id).exists()
+        ownership = self._own(folders, config)
         try:
             server = PlaneServer(folders, config, secret)
             port = RemoteTags(self._connect, server.ended.set)
@@ -247,11 +279,16 @@ class _ValueServing(_Serving):
             self.came_up({"address": address.to_wire()})
             await server.ended.wait()
             await server.close()
+        except (QuotaExceeded, OSError):
+            self._may_pass()
+            raise
         finally:
             ownership.release()
             # A tag store that was killed holds its lock a moment longer than its sockets.
             deadline = time.monotonic() + KILLED_LOCK_S
-            while not remove_unowned(folders) and folders.runtime.exists():
+            while (
+                not self._tries_again and not remove_unowned(folders) and folders.runtime.exists()
+            ):
                 if time.monotonic() > deadline:
                     break
                 await asyncio.sleep(0.02)

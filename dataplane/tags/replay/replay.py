@@ -315,7 +315,7 @@ class Replay:
         self._remember(client_id, number, settled, verb, answer)
 
     def _forget(self, at: float, client_id: str) -> None:
-        self.store.client(client_id).forget()
+        self.store.forget_client(client_id)
 
     def _register(self, at: float, store_id: str, address: Any) -> None:
         self.stores[store_id] = address

@@ -75,6 +75,8 @@ def parts_of(made: Replay) -> Iterator[Part]:
                 for number, answered in answers[at : at + PIECE_ANSWERS]
             ]
             yield [REQUESTS, client_id, requests.floor, piece]
+    for client_id, floor in store.gone.items():
+        yield [REQUESTS, client_id, floor, None]
     history = store.history
     yield [
         PLANE,
@@ -160,7 +162,10 @@ class SnapshotReader:
 
     # -- the plane ---------------------------------------------------------------------------
 
-    def _requests(self, client_id: str, floor: int, answers: list[Any]) -> None:
+    def _requests(self, client_id: str, floor: int, answers: list[Any] | None) -> None:
+        if answers is None:
+            self.made.store.gone[client_id] = floor
+            return
         requests = self.made.store.client(client_id)
         requests.floor = floor
         for number, verb, answer, block in answers:

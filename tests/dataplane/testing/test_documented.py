@@ -40,7 +40,7 @@ def test_every_snippet_runs(number: int, tmp_path: Path) -> None:
     path.write_text(code)
     if "def test_" in code:
         ran = run(
-            "-m", "pytest", "-q", "-p", "dataplane.testing.plugin", "-p", "no:asyncio",
+            "-m", "pytest", "-q", "-p", "no:asyncio",
             "--rootdir", str(tmp_path), str(path), folder=tmp_path,
         )  # fmt: skip
         assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
@@ -83,7 +83,7 @@ def test_proxies_are_closed():
     assert proxies[0]._closed
 """)
     ran = run(
-        "-m", "pytest", "-q", "-p", "dataplane.testing.plugin", "-p", "no:asyncio",
+        "-m", "pytest", "-q", "-p", "no:asyncio",
         "--rootdir", str(tmp_path), str(path), folder=tmp_path,
     )  # fmt: skip
     assert "5 passed" in ran.stdout, ran.stdout + ran.stderr
