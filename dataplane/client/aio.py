@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+GREETING_S = 5.0
+"""How long a server may take to greet, before another connection is made."""
 INLINE_BYTES = 256 << 10
 """Work on fewer bytes is done on the event loop; more goes to a thread."""
 
@@ -421,14 +423,16 @@ class AsyncClient(AsyncControl):
         while True:
             address = core.tags if store is None else store.address
             try:
-                channel = await Channel.connect(
-                    address,
-                    core.joined.secret,
-                    client_id=core.client_id,
-                    plane_id=core.joined.plane_id,
-                    tls=core.config.tls,
-                    local=core.is_local(store, address),
-                )
+                # One that never greets must not keep all who share this from trying again.
+                async with asyncio.timeout(GREETING_S):
+                    channel = await Channel.connect(
+                        address,
+                        core.joined.secret,
+                        client_id=core.client_id,
+                        plane_id=core.joined.plane_id,
+                        tls=core.config.tls,
+                        local=core.is_local(store, address),
+                    )
                 break
             except DataplaneError:
                 if store is not None:

@@ -78,6 +78,13 @@ class Stage:
         # Every connection is there that the verb needs, and it knows its stores.
         self.client.kv_put("warm", self.partition, {"x": SMALL})
 
+    def attend(self) -> None:
+        """Have the connection there that a blocking client that claims has besides."""
+        if isinstance(self.client, Client):
+            there = self.proxy.connections
+            self.client._attendance.begin()
+            eventually(lambda: self.proxy.connections > there, "it attends")
+
     @property
     def proxy(self) -> FaultProxy:
         """The one that all goes through: the plane has one process."""
@@ -187,6 +194,9 @@ class Clear(Act):
 
 
 class Claim(Act):
+    def prepare(self, s: Stage) -> Any:
+        s.attend()
+
     def do(self, s: Stage, prepared: Any, **named: Any) -> Any:
         return s.client.kv_claim(s.partition, "t", count=1, where={"n": 1}, **named)
 
@@ -200,6 +210,7 @@ class Claim(Act):
 
 class Commit(Act):
     def prepare(self, s: Stage) -> Any:
+        s.attend()
         return s.client.kv_claim(s.partition, "t", count=1, where={"n": 1})
 
     def do(self, s: Stage, prepared: Any, **named: Any) -> Any:
@@ -307,8 +318,14 @@ def cuts(act: Act) -> list[tuple[str, dict[str, Any]]]:
     ],
 )
 def test_messages_cut_anywhere(stage: Stage, act: Act, of: Any, where: dict[str, Any]) -> None:
-    connections = stage.proxy.connections
-    once(stage, act, lambda: stage.proxy.cut_after(of=of, **where))
+    connections = 0
+
+    def arm() -> None:
+        nonlocal connections
+        connections = stage.proxy.connections
+        stage.proxy.cut_after(of=of, **where)
+
+    once(stage, act, arm)
     assert stage.proxy.connections == connections + 1, "the cut was not where it was aimed at"
 
 

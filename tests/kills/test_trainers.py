@@ -87,16 +87,19 @@ def test_rows_of_a_trainer_that_dies_are_offered_again_once_after_its_lease(
         # The other one commits under the claim that it has, whichever store granted it.
         alive.hears("commit")
         assert alive.says() == "committed"
-        rest, deliveries, _ = alive.says()
-        assert deliveries == [1, 1]
-        assert sorted(lost + kept + rest) == keys
-        alive.hears("commit")
-        assert alive.says() == "committed"
-        again, deliveries, _ = alive.says()
-        waited = time.monotonic() - alone
-        assert (again, deliveries) == (lost, [2, 2])
+        offered: dict[int, list[str]] = {}
+        waited = 0.0
+        for _ in range(2):  # the tag store may take longer to come back than the lease lasts
+            some, deliveries, _ = alive.says()
+            offered[deliveries[0]] = some
+            if deliveries == [2, 2]:
+                waited = time.monotonic() - alone
+            alive.hears("commit")
+            if len(offered) == 1:
+                assert alive.says() == "committed"
+        assert offered[2] == lost
+        assert sorted(lost + kept + offered[1]) == keys
         assert LEASE_S - 0.05 < waited < LEASE_S + BACK_S
-        alive.hears("commit")
         assert alive.says() == "committed"
         assert alive.says() == ([], [], True)
     check(killed.client, partition, keys)

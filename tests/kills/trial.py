@@ -15,10 +15,11 @@ TRIES = 4
 
 def kill_at(plane: Killed, point: str, seed: int, table: Table) -> None:
     """Let the process die at a point, and see that everything is as it was told."""
-    work = work_for(POINTS[point].verb)
+    verb = POINTS[point].verb
+    work = work_for(verb)
     began = time.monotonic()
     for run in range(TRIES):
-        plane.arm(point, max(1, nth_of(seed) - run))
+        plane.arm(point, max(1, nth_of(verb, seed) >> run))
         work(plane, seed + 100 * run)
         if plane.fired():
             break

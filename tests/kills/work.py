@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -96,6 +97,8 @@ class Account:
 
 
 MiB = 1 << 20
+SNAPSHOT_S = 10.0
+"""Within which a snapshot is taken of a journal that grows."""
 
 
 def repack(plane: Killed, seed: int) -> None:
@@ -128,14 +131,20 @@ def hold(plane: Killed, seed: int) -> None:
 
 
 def snapshots(plane: Killed, seed: int) -> None:
-    """So much is journaled that snapshots are taken."""
+    """So much is journaled that a snapshot is taken."""
     client, account = plane.client, Account(plane, seed, "snapshot")
-    for number in range(40):
-        account.put(f"k{number}", 300)
-        tags = [{"text": "x" * 2000, "number": number}]
-        client.kv_batch_put([f"k{number}"], account.partition, tags=tags)
+    before, until = _newest_snapshot(plane), time.monotonic() + SNAPSHOT_S
+    while time.monotonic() < until and _newest_snapshot(plane) == before:
+        for number in range(20):
+            account.put(f"k{number}", 300)
+            tags = [{"text": "x" * 4000, "number": number}]
+            client.kv_batch_put([f"k{number}"], account.partition, tags=tags)
     account.check()
     account.drop()
+
+
+def _newest_snapshot(plane: Killed) -> str:
+    return max((path.name for path in plane.runtime.glob("journal/snapshot-????????")), default="")
 
 
 def save(plane: Killed, seed: int) -> None:
