@@ -15,7 +15,7 @@ from dataplane.client.connection import Connection
 from dataplane.client.core import StoreView
 from dataplane.errors import DataplaneError, PlaneLost
 
-TRY_S = 10.0
+TRY_S = 1.0
 """Deadline of one try to connect."""
 PAUSE_S = 0.2
 """Between two tries."""
@@ -51,6 +51,12 @@ class Attendance:
             connection, self._connection = self._connection, None
         if connection is not None:
             connection.end()  # its thread closes it
+
+    def join(self) -> None:
+        """Wait until its thread has ended, which it does within a try, once it is closed."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(2 * TRY_S)
 
     def _attend(self) -> None:
         while not self._closed.is_set():

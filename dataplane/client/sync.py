@@ -299,6 +299,7 @@ class Client(Control):
                 while pool:
                     pool.pop().close()
             self._attendance.close()
+            self._attendance.join()
             self._pins.close()
             for store in self._core.stores.values():
                 if store.mappings is not None:

@@ -13,6 +13,7 @@ import os
 import resource
 import secrets
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -42,6 +43,9 @@ log = logging.getLogger("dataplane.server")
 JOURNAL = "journal"
 """The folder of the journal, in a plane's runtime folder."""
 
+CLOSING_TURNS = 100
+"""Of the loop, within which all connections have ended."""
+
 Endpoint = tuple[str, int]
 """Host and port; port 0 stands for any."""
 
@@ -63,7 +67,9 @@ class PlaneServer:
         self._spinner = Spinner()
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._accepted: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._connections: set[Connection] = set()
+        """Those that have greeted."""
         self._idle: asyncio.TimerHandle | None = None
         self._port: RemoteTags | None = None
 
@@ -152,7 +158,7 @@ class PlaneServer:
             os.unlink(path)
         self._servers.append(
             await loop.create_unix_server(
-                lambda: self._accepted(local=True), path, backlog=4096, start_serving=False
+                lambda: self._accept(local=True), path, backlog=4096, start_serving=False
             )
         )
         os.chmod(path, 0o600)
@@ -174,7 +180,7 @@ class PlaneServer:
     async def _listen_tcp(self, host: str, port: int) -> asyncio.Server:
         tls = self.config.tls
         return await asyncio.get_running_loop().create_server(
-            lambda: self._accepted(local=False),
+            lambda: self._accept(local=False),
             host,
             port,
             backlog=4096,
@@ -197,15 +203,25 @@ class PlaneServer:
             self._port.close()
         for server in self._servers:
             server.close()
-        for connection in list(self._connections):
-            connection.transport.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_connections()
         if self.values is not None:
             self.values.store.close(keep=keep_memory)
         if self.tags is not None:
             self.tags.journal.close()
+
+    async def _end_connections(self) -> None:
+        """Close all connections, those too that are being accepted."""
+        for _ in range(CLOSING_TURNS):
+            there = [connection for connection in self._accepted if not connection.closed]
+            for connection in there:
+                if connection.transport is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                    connection.transport.close()
+            if not there:
+                return
+            await asyncio.sleep(0)
 
     def descriptors(self) -> list[int]:
         """The sockets that are open, so that a forked child can let go of its copies."""
@@ -215,8 +231,10 @@ class PlaneServer:
 
     # -- what connections ask ----------------------------------------------------------------
 
-    def _accepted(self, *, local: bool) -> Connection:
-        return Connection(self, local=local)
+    def _accept(self, *, local: bool) -> Connection:
+        connection = Connection(self, local=local)
+        self._accepted.add(connection)
+        return connection
 
     def served(self, connection: Connection, /) -> None:
         # A value store alone waits for its tag store, which needs the core more than it does.
