@@ -52,7 +52,7 @@ def test_a_frame_is_read_as_it_was_written(
 
 def test_the_prefix_is_sixteen_bytes_of_fixed_places() -> None:
     data = frame("put_block", 3, [], 1 << 40)
-    assert data[:4] == b"DPF\1"
+    assert data[:4] == b"DPF\2"
     assert struct.unpack("<IQ", data[4:16]) == (len(data) - 16, 1 << 40)
     assert msgpack.unpackb(data[16:]) == ["put_block", 3, []]
 
@@ -63,7 +63,7 @@ def test_the_prefix_is_sixteen_bytes_of_fixed_places() -> None:
         (b"\x80\x05\x95" + bytes(13), "not a frame"),  # a pickle
         (b"GET / HTTP/1.1\r\n", "not a frame"),
         (bytes(16), "not a frame"),
-        (b"DPF\2" + bytes(12), "frame version 2; this side speaks version 1"),
+        (b"DPF\3" + bytes(12), "frame version 3; this side speaks version 2"),
         (b"DPF\0" + bytes(12), "frame version 0"),
         (PREFIX.pack(MAGIC, MAX_GREETING_BYTES + 1, 0), "a frame header of 4097 bytes"),
         (PREFIX.pack(MAGIC, (1 << 32) - 1, 0), "a frame header of 4294967295 bytes"),

@@ -304,12 +304,15 @@ class _ValueServing(_Serving):
 
     async def _connect(self, on_request: Callable[[Channel, Header], None]) -> Channel:
         """A channel to where the tag store is now. PlaneLost if the plane has ended."""
-        plane_id = self._tags["plane_id"]
         address = Address.from_wire(self._tags["address"])
         try:
             return await self._connect_to(address, on_request)
         except (OSError, Unauthenticated):  # nobody, or something else that listens there by now
-            found = await asyncio.to_thread(find_tags, self._name, plane_id)
+            config = Config(**self._tags["config"])
+            folders = plane_folders(
+                self._name, self._tags["plane_id"], config.runtime_dir, config.shm_dir
+            )
+            found = await asyncio.to_thread(find_tags, folders)
             if found is None:
                 raise
         return await self._connect_to(found, on_request)

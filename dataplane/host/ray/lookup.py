@@ -8,6 +8,8 @@ import ray as untyped_ray
 from ray.exceptions import RayError
 
 from dataplane.errors import DeadlineExceeded, PlaneLost, from_wire
+from dataplane.host.folders import Folders
+from dataplane.host.presence import find_by_folder
 from dataplane.wire.address import Address
 
 NAMESPACE = "dataplane"
@@ -20,9 +22,15 @@ ray = cast("Any", untyped_ray)
 """Ray's own annotations leave most of what is used here unknown."""
 
 
-def find_tags(name: str, plane_id: str) -> Address | None:
+def find_tags(folders: Folders) -> Address | None:
     """Where the tag store of a plane listens now; None while Ray starts it again. PlaneLost if the
-    plane has ended."""
+    plane has ended.
+
+    A process that has left Ray is not made to join it again: it looks at the plane's folder here.
+    """
+    name, plane_id = folders.name, folders.plane_id
+    if not ray.is_initialized():
+        return find_by_folder(folders)
     actor = tags_of(name)
     try:
         described: Answer = ray.get(actor.describe.remote(LOOK_S), timeout=2 * LOOK_S)

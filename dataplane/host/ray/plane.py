@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dataplane.client.core import Joined
 from dataplane.config import Config
 from dataplane.errors import DeadlineExceeded, InternalError, PlaneLost, from_wire
-from dataplane.host.folders import check_name
+from dataplane.host.folders import check_name, plane_folders
 from dataplane.host.ray.actors import TagActor, ValueActor, plain
 from dataplane.host.ray.lookup import NAMESPACE, Answer, find_tags, ray, store_id_of, tags_of
 from dataplane.server.process import new_plane_id
@@ -59,13 +59,15 @@ def _joined(name: str, tags: Answer, node_id: str, config: Config) -> Joined:
     plane_id = tags["plane_id"]
     actor, new = _actor(ValueActor, f"{name}/values/{plane_id}/{home}", node_id)
     _ask(actor.remote(name, home, tags), "describe", config.start_timeout_s, new=new)
+    there = Config(**tags["config"])
+    folders = plane_folders(name, plane_id, there.runtime_dir, there.shm_dir)
     return Joined(
         name,
         plane_id,
         tags["secret"],
         Address.from_wire(tags["address"]),
         home,
-        find=partial(find_tags, name, plane_id),
+        find=partial(find_tags, folders),
     )
 
 

@@ -120,7 +120,10 @@ def test_a_plane_that_was_destroyed_ends_as_quietly() -> None:
     assert is_gone(made)
 
 
-def test_planes_beside_and_within_each_other_share_nothing() -> None:
+def test_planes_beside_and_within_each_other_share_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "_default", None)  # of other tests of this process
     with plane() as one:
         dataplane.kv_put("A", "p", None, {"n": 1})
         with plane() as two:
