@@ -19,9 +19,9 @@ from dataplane.client.aio_control import AsyncControl
 from dataplane.client.connection import (
     CONNECT_PAUSE_S,
     LONGEST_CONNECT_PAUSE_S,
-    NOBODY_LISTENS,
     Connection,
     connect,
+    look_again,
     not_reached,
     peer_of,
     unanswered,
@@ -434,25 +434,10 @@ class AsyncClient(AsyncControl):
                         local=core.is_local(store, address),
                     )
                 break
-            except DataplaneError:
-                if store is not None:
-                    core.not_there(store)  # what is there may be something else by now
-                    raise
-                if not await asyncio.to_thread(core.has_moved):
-                    raise
+            except (DataplaneError, OSError) as error:
+                reason = await asyncio.to_thread(look_again, core, store, error)
+            if reason is None:
                 continue
-            except NOBODY_LISTENS as error:
-                if store is not None:
-                    raise core.not_there(store) from error
-                await asyncio.to_thread(core.find_tags)
-                reason: OSError = error
-            except ConnectionError as error:
-                if store is not None:
-                    raise core.not_there(store) from error
-                await asyncio.to_thread(core.has_moved)
-                reason = error
-            except OSError as error:
-                reason = error
             if time.monotonic() + pause_s >= deadline:
                 raise not_reached(store, address, reason) from reason
             await asyncio.sleep(pause_s)

@@ -28,7 +28,8 @@ class Attendance:
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._lock = threading.Lock()  # guards all below
+        # Guards all below. A client may be collected in any thread, within this very lock too.
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._connection: Connection | None = None
         self._closed = threading.Event()

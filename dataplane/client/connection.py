@@ -387,27 +387,12 @@ def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
             connection.peer = peer_of(store, address)
             connection.spin_s = core.config.spin_s
             break
-        except DataplaneError:
-            if store is not None:
-                core.not_there(store)  # what is there may be something else by now
-                raise
-            if not core.has_moved():
-                raise
+        except (DataplaneError, OSError) as error:
+            if isinstance(error, TimeoutError) and not isinstance(error, DataplaneError):
+                raise Unreachable(f"{address} did not answer in time") from None
+            reason = look_again(core, store, error)
+        if reason is None:
             continue
-        except NOBODY_LISTENS as error:
-            if store is not None:
-                raise core.not_there(store) from error
-            core.find_tags()
-            reason: OSError = error
-        except ConnectionError as error:
-            if store is not None:
-                raise core.not_there(store) from error
-            core.has_moved()
-            reason = error
-        except TimeoutError:
-            raise Unreachable(f"{address} did not answer in time") from None
-        except OSError as error:
-            reason = error
         if time.monotonic() + pause_s >= deadline:
             raise not_reached(store, address, reason) from reason
         time.sleep(pause_s)
@@ -418,6 +403,27 @@ def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
     if store is not None:
         core.probe(store, greeting)
     return connection
+
+
+def look_again(
+    core: Core, store: StoreView | None, error: DataplaneError | OSError
+) -> OSError | None:
+    """After a try to connect: why to wait and try again, or None to try at once elsewhere. Raises
+    what another try would not mend. Blocks, for it may ask the plane's host."""
+    if isinstance(error, DataplaneError):
+        if store is not None:
+            core.not_there(store)  # what is there may be something else by now
+        elif core.has_moved():
+            return None
+        raise error
+    if isinstance(error, ConnectionError | FileNotFoundError):
+        if store is not None:
+            raise core.not_there(store) from error
+        if isinstance(error, NOBODY_LISTENS):
+            core.find_tags()
+        else:
+            core.has_moved()
+    return error
 
 
 def not_reached(store: StoreView | None, address: Address, reason: OSError) -> Unreachable:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ from dataplane.config import Config
 from dataplane.host import embedded
 from dataplane.testing.switches import VARIABLE
 from tests.deadline import eventually
-from tests.faults import planes
-from tests.faults.planes import Plane
+from tests.faults.conftest import own_plane as own_plane
 from tests.kills.planes import KILLED, Killed
 from tests.kills.restarts import Restarts
 from tests.kills.table import Table, report
@@ -98,19 +95,6 @@ def killed(request: pytest.FixtureRequest) -> Iterator[Killed]:
     for partition in plane.client.kv_list_partitions():
         plane.client.kv_drop_partition(partition)
     plane.is_empty()
-
-
-@pytest.fixture
-def own_plane(roots: dict[str, Path]) -> Iterator[Callable[..., Plane]]:
-    """Makes planes of one process that one test may break."""
-    numbers = itertools.count(1)
-    with ExitStack() as stack:
-
-        def make(**settings: Any) -> Plane:
-            settings = {"timeout_s": 20, **roots, **settings}
-            return planes.start(stack, f"own-{next(numbers)}", **settings)
-
-        yield make
 
 
 @pytest.fixture

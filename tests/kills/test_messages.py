@@ -12,6 +12,7 @@ import gc
 import itertools
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +25,7 @@ from dataplane.client.sync import Client
 from dataplane.errors import DataplaneError, DeadlineExceeded, OutcomeUnknown, Unreachable
 from dataplane.testing import FaultProxy, Proxies, proxied
 from tests.contract.planes import running_loop
-from tests.deadline import eventually
+from tests.deadline import eventually, until
 from tests.faults import planes
 from tests.faults.planes import Plane
 
@@ -105,7 +106,7 @@ class Stage:
         return self.witness.kv_batch_get([key], self.partition, layout="list").fields["x"][0]
 
 
-class Act:
+class Act(ABC):
     """A call of a verb."""
 
     changes = 0
@@ -115,15 +116,16 @@ class Act:
     payload = (False, False)
     """Whether that request and its answer have one."""
 
-    def prepare(self, s: Stage) -> Any:
+    def prepare(self, s: Stage) -> Any:  # noqa: B027 (most need nothing)
         """What it needs that is not to fail."""
 
+    @abstractmethod
     def do(self, s: Stage, prepared: Any, **named: Any) -> Any:
-        raise NotImplementedError
+        """Make the call."""
 
+    @abstractmethod
     def check(self, s: Stage, result: Any) -> None:
         """That the result is right, and so is the plane."""
-        raise NotImplementedError
 
 
 class PutTags(Act):
@@ -333,13 +335,14 @@ def test_messages_cut_anywhere(stage: Stage, act: Act, of: Any, where: dict[str,
 def test_every_connection_is_cut_while_a_message_is_on_its_way(stage: Stage, act: Act) -> None:
     def arm() -> None:
         stage.proxy.delay(0.05)
-        asyncio.run_coroutine_threadsafe(_later(stage.proxy), stage.proxy._loop)
+        begun, _ = stage.proxy.frames
+        asyncio.run_coroutine_threadsafe(_cut_after(begun, stage.proxy), stage.proxy._loop)
 
     once(stage, act, arm)
 
 
-async def _later(proxy: FaultProxy) -> None:
-    await asyncio.sleep(0.07)  # the request has come, and its answer has not
+async def _cut_after(requests: int, proxy: FaultProxy) -> None:
+    await until(lambda: proxy.frames[0] > requests, "a message is on its way")
     await proxy._cut_all()
 
 

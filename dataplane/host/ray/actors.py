@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -89,7 +90,7 @@ def _session() -> str:
     return str(node.get_session_dir_path())
 
 
-class _Serving:
+class _Serving(ABC):
     """An event loop in a thread, with a server of the plane in it."""
 
     def __init__(self) -> None:
@@ -129,8 +130,9 @@ class _Serving:
             threading.Event().wait(5.0)  # time for who started it to read why it failed
         self._leave()
 
+    @abstractmethod
     async def _serve(self) -> None:
-        raise NotImplementedError
+        """Serve until the plane ends."""
 
     def _own(self, folders: Folders, config: Config) -> Ownership:
         try:
