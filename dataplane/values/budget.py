@@ -18,7 +18,9 @@ SEGMENT_BYTES = 64 << 20
 MIN_SEGMENT_BYTES = 4 << 20
 """Below this a store does not start."""
 
-_MAX_MARGIN_BYTES = 64 << 20
+_MARGIN_SHARE = 5
+"""Of a small mount, one part in so many stays free: as much as a segment there is large. A store
+that was killed while it was full empties its old segments one by one, and needs room for one."""
 
 
 class Budget(NamedTuple):
@@ -53,8 +55,8 @@ def shared_memory_budget(
             f"set at least {mb(MIN_SEGMENT_BYTES)}, or none"
         )
     mount, free = _mount_room(folder)
-    margin = min(free // 16, _MAX_MARGIN_BYTES)
-    rooms = {"mount": own_bytes + free - margin - reserved_bytes}
+    margin = min((own_bytes + free) // _MARGIN_SHARE, SEGMENT_BYTES)
+    rooms = {"mount": own_bytes + max(0, free - margin) - reserved_bytes}
     cgroup = _cgroup_room(Path(cgroup_root), Path(membership))
     if cgroup is not None:
         rooms["cgroup"] = own_bytes + cgroup - reserved_bytes

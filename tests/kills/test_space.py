@@ -78,12 +78,14 @@ def killed_and_back(plane: Plane) -> None:
 # -- shared memory -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("segment", [4 * MiB, 16 * MiB], ids=["small", "large"])
 @pytest.mark.parametrize("nbytes", [50_000, MiB, 5 * MiB], ids=["sent", "mapped", "huge"])
 def test_a_shared_memory_of_64_mb_that_is_filled_keeps_all_that_was_put(
-    mount: ExitStack, start: Callable[..., Plane], nbytes: int
+    mount: ExitStack, start: Callable[..., Plane], nbytes: int, segment: int
 ) -> None:
+    """Also in large segments, of which few are there, each with something that lives."""
     shm = mount.enter_context(mounts.small(64 * MiB))
-    plane = start(shm_dir=shm, segment_bytes=4 * MiB)
+    plane = start(shm_dir=shm, segment_bytes=segment)
     pid = plane.pid
     keys = put_until_full(plane, "p", nbytes)
     assert len(keys) * nbytes > 36 * MiB
