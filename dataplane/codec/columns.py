@@ -20,7 +20,7 @@ import torch
 from dataplane.codec import objects
 from dataplane.codec.dtypes import NUMPY_NAME, as_tensor, dtype_name, is_plain, plain
 from dataplane.codec.encoded import Array, Chunks, Part
-from dataplane.codec.template import ITEM_BYTES, OBJECT, Column
+from dataplane.codec.shapes import ITEM_BYTES, OBJECT, Column
 from dataplane.errors import InvalidRequest, SchemaMismatch
 from dataplane.fields import KNOWN_FIELDS, ragged_dim
 

@@ -23,7 +23,7 @@ import torch
 
 from dataplane.codec import objects
 from dataplane.codec.dtypes import CARRIER, NUMPY_DTYPE, as_tensor, dtype_of, integers, over
-from dataplane.codec.template import OBJECT
+from dataplane.codec.shapes import OBJECT
 from dataplane.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dataplane.codec.template import ITEM_BYTES, OBJECT
+from dataplane.codec.shapes import ITEM_BYTES, OBJECT
 from dataplane.errors import InvalidRequest
 
 DTYPE: Final[dict[str, torch.dtype]] = {

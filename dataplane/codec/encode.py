@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,21 +19,19 @@ import torch
 from dataplane.codec.columns import is_tensordict, of_tensordict, part_of, row_of
 from dataplane.codec.dtypes import DTYPE_NAME, NUMPY_NAME, array_bytes, byte_view, is_plain
 from dataplane.codec.encoded import PADDING, Array, Encoded
-from dataplane.codec.template import (
-    ALIGN,
+from dataplane.codec.shapes import (
     MAX_COLUMNS,
     MAX_NAME_BYTES,
     MAX_RANK,
     MAX_ROWS,
+    MAX_SIZE,
     OBJECT,
     Column,
-    Template,
+    check_cells,
 )
+from dataplane.codec.template import ALIGN, Template
 from dataplane.errors import InvalidRequest, quote
 from dataplane.fields import ragged_dim
-
-MAX_SIZE: Final = 1 << 31
-"""Every dimension of a row, and the bytes of a packed value, are below this."""
 
 
 def encode_row(key: str, fields: Mapping[str, object]) -> Encoded:
@@ -127,6 +125,7 @@ def encode_batch(keys: Sequence[str], fields: object) -> Encoded:
     parts = [part_of(name, value, keys) for name, value in _columns(keys, fields).items()]
     if not rows:
         return Encoded(_template(()), b"", 0, 0, pieces=[])
+    check_cells(rows, len(parts))
     template = _template(tuple(part.column for part in parts))
     nbytes = template.front_bytes(rows)
     lengths: list[Array] = []

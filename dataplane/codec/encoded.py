@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from dataplane.codec.dtypes import array_bytes, as_tensor, byte_view, integers
-from dataplane.codec.template import ALIGN, Column, Template
+from dataplane.codec.shapes import Column
+from dataplane.codec.template import ALIGN, Template
 
 Array: TypeAlias = npt.NDArray[Any]
 Chunks: TypeAlias = "list[torch.Tensor] | list[Array] | list[bytes]"

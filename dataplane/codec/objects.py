@@ -20,7 +20,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.codec.template import ITEM_BYTES
+from dataplane.codec.shapes import ITEM_BYTES
 from dataplane.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ def unpack(buffer: Buffer) -> Any:
             buffer, ext_hook=_restore, list_hook=_restore_list, strict_map_key=False
         )
     except Exception as error:
-        raise InvalidRequest(f"the bytes of a value are malformed: {error!r}") from None
+        # Not its repr: that can hold what was read before, a number of any length for one.
+        why = f"{type(error).__name__}: {error}"
+        raise InvalidRequest(f"the bytes of a value are malformed: {why}") from None
 
 
 def _check(value: object, path: ValuePath, depth: int) -> None:

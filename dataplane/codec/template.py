@@ -23,54 +23,26 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.errors import InvalidRequest, quote
+from dataplane.codec.shapes import (
+    ITEM_BYTES,
+    MAX_COLUMNS,
+    MAX_ROWS,
+    Column,
+    check_cells,
+    column_of,
+)
+from dataplane.errors import InvalidRequest
 
 ALIGN = 64
 FRONT = struct.Struct("<IIII")
 FRONT_MAGIC = 0x314B4C42  # "BLK1"
 FRONT_VERSION = 1
 
-MAX_COLUMNS = 1024
-MAX_RANK = 8
-MAX_NAME_BYTES = 256
-MAX_ROWS = 65_536
 MAX_BLOB_BYTES = 1 << 20
 MAX_BLOCK_BYTES = 1 << 50
 
 MAX_KNOWN = 4096
 """Templates kept parsed."""
-
-OBJECT = "object"
-"""dtype of a column of msgpack-packed Python values; its one free dimension counts bytes."""
-
-ITEM_BYTES: dict[str, int] = {
-    OBJECT: 1,
-    "bool": 1,
-    "int8": 1, "int16": 2, "int32": 4, "int64": 8,
-    "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
-    "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "complex32": 4, "complex64": 8, "complex128": 16,
-}  # fmt: skip
-"""Bytes of one element by dtype name (torch's names without the `torch.` prefix)."""
-
-
-class Column(NamedTuple):
-    """One column of a template."""
-
-    name: str
-    dtype: str
-    ragged_dim: int | None
-    """Which dimension the writer holds to be ragged; None for rank 0. The partition's schema,
-    fixed at the field's first write, decides for readers."""
-    dims: tuple[int, ...]
-    """Size of each dimension of one row; -1 where it differs by row (a free dimension)."""
-
-    @property
-    def free(self) -> tuple[int, ...]:
-        """Indices of the free dimensions."""
-        return tuple(i for i, size in enumerate(self.dims) if size < 0)
 
 
 def align(nbytes: int) -> int:
@@ -127,7 +99,7 @@ class Template:
         columns: list[Column] = []
         names: set[str] = set()
         for item in raw:
-            column = _column(item)
+            column = column_of(item)
             if column.name in names:
                 raise InvalidRequest(f"the field {column.name!r} occurs twice in one put")
             names.add(column.name)
@@ -148,6 +120,7 @@ class Template:
         if type(rows) is not int or not 0 < rows <= MAX_ROWS:
             # 1.0 would do for all arithmetic here, and break whoever lists the rows later.
             raise InvalidRequest(f"a block has 1 to {MAX_ROWS} rows, not {rows!r:.80}")
+        check_cells(rows, len(self.columns))
         if len(lengths) != 4 * self.num_free * rows:
             raise InvalidRequest(
                 f"{len(lengths)} bytes of row lengths where {self.num_free} free dimensions "
@@ -244,28 +217,3 @@ class Templates:
                 self._known.clear()  # only a cache: sizes of dense fields make ever new ones
             self._known[blob] = template
         return template
-
-
-def _column(item: tuple[Any, ...]) -> Column:
-    if type(item) is not tuple or len(item) != 4:
-        raise InvalidRequest("a column of a template is [name, dtype, ragged_dim, dims]")
-    dims: tuple[Any, ...]
-    name, dtype, ragged_dim, dims = item
-    if not isinstance(name, str) or not name or len(name.encode()) > MAX_NAME_BYTES:
-        raise InvalidRequest(f"a field name is a string of 1 to {MAX_NAME_BYTES} bytes")
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise InvalidRequest(f"field {name!r}: unknown dtype {quote([dtype])}")
-    if type(dims) is not tuple or len(dims) > MAX_RANK:
-        raise InvalidRequest(f"field {name!r}: at most {MAX_RANK} dimensions")
-    for size in dims:
-        if type(size) is not int or not -1 <= size < 1 << 31:
-            raise InvalidRequest(f"field {name!r}: dimension {quote([size])} is not a size")
-    if dtype == OBJECT and dims != (-1,):
-        raise InvalidRequest(f"field {name!r}: an object column has dims (-1,)")
-    if ragged_dim is not None and not (type(ragged_dim) is int and 0 <= ragged_dim < len(dims)):
-        raise InvalidRequest(
-            f"field {name!r}: ragged_dim {quote([ragged_dim])} of {len(dims)} dimensions"
-        )
-    if ragged_dim is None and dims:
-        raise InvalidRequest(f"field {name!r}: a field of rank {len(dims)} names its ragged_dim")
-    return Column(name, dtype, ragged_dim, dims)

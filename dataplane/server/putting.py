@@ -12,8 +12,9 @@ from dataplane.errors import InternalError, InvalidRequest, OutcomeUnknown, Perm
 from dataplane.server.connection import Connection, Verb
 from dataplane.tags import journal as j
 from dataplane.tags.keys import check_keys, unpack_tags
-from dataplane.tags.partition import Found, Partition, PutRows
+from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
+from dataplane.tags.puts import Found, PutRows
 from dataplane.tags.quota import Shortage, shortage_of_put, takes_room
 from dataplane.tags.requests import PUT
 from dataplane.tags.resulting import resulting
@@ -220,6 +221,8 @@ class Putting:
         placement = None
         if block is not None:
             placement = self.placement(store_id, block)
+            if (store_id, placement.block) in self._store.placements:
+                raise InvalidRequest(f"block {placement.block} is another put's already")
             if placement.rows != len(keys):
                 raise InvalidRequest(f"a block of {placement.rows} rows for {len(keys)} keys")
         elif all_tags is None:
@@ -252,7 +255,9 @@ class Putting:
         """The placement that travelled. InvalidRequest if its template is none."""
         number, segment, offset, nbytes, blob, rows, lengths = block
         template = self._templates.parse(blob)
-        return Placement(store_id, number, segment, offset, nbytes, template, rows, lengths)
+        placed = Placement(store_id, number, segment, offset, nbytes, template, rows, lengths)
+        placed.check()
+        return placed
 
     def _put_tags(
         self, connection: Connection, number: int, body: Body
@@ -267,6 +272,8 @@ class Putting:
     def _publish(self, connection: Connection, number: int, body: Body) -> None:
         client_id, meta, tags, block, token = body
         only_stores(connection)
+        if type(client_id) is not str or type(token) is not int:
+            raise InvalidRequest("a store says whose put it is, and its own number for it")
         store_id = connection.client_id
         answer = self.put(client_id, meta, tags, block, store_id, token)
         answer_when_done(connection, number, answer)

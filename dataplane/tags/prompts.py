@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 
 from dataplane.tags.groups import RUNNING, Group
-from dataplane.tags.partition import Found, PutRows
+from dataplane.tags.puts import Found, PutRows
 from dataplane.tags.store import TagStore
 from dataplane.types import Tags
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from dataplane.errors import InvalidRequest, QuotaExceeded
 from dataplane.tags.accounts import Account
 from dataplane.tags.groups import Group
-from dataplane.tags.partition import Found, Partition, PutRows
+from dataplane.tags.partition import Partition
+from dataplane.tags.puts import Found, PutRows
 from dataplane.tags.rows import CHUNK_BITS, Row
 from dataplane.types import Quota
 

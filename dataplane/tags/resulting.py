@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from dataplane.tags.partition import Found, PutRows
+from dataplane.tags.puts import Found, PutRows
 from dataplane.tags.rows import Row
 from dataplane.tags.store import TagStore
 from dataplane.wire.messages import tags_to_wire

@@ -16,8 +16,9 @@ from dataplane.tags.groups import Group
 from dataplane.tags.history import Chain, Change, History
 from dataplane.tags.keys import check_name
 from dataplane.tags.lost import Losses, LossTags
-from dataplane.tags.partition import Found, Partition, PutRows
+from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
+from dataplane.tags.puts import Found, PutRows
 from dataplane.tags.query import Predicate
 from dataplane.tags.requests import ClientRequests
 from dataplane.tags.rows import CHUNK_BITS, Chunk, Row, Tombstone

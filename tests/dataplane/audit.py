@@ -8,12 +8,14 @@ from typing import Any
 
 import msgpack
 
-from dataplane.codec.template import ITEM_BYTES, Column, Template
+from dataplane.codec.shapes import ITEM_BYTES, Column
+from dataplane.codec.template import Template
 from dataplane.tags.accounts import Account
 from dataplane.tags.groups import Group
 from dataplane.tags.lost import find_losses
-from dataplane.tags.partition import Partition, PutRows
+from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
+from dataplane.tags.puts import PutRows
 from dataplane.tags.rows import CHUNK_BITS, CHUNK_ROWS, Row, Tombstone
 from dataplane.tags.store import TagStore
 from dataplane.types import Tags

@@ -14,7 +14,8 @@ from dataplane.tags.claims.ready import SHARD_BITS
 from dataplane.tags.claims.wants import Want
 from dataplane.tags.groups import Group
 from dataplane.tags.history import History
-from dataplane.tags.partition import Partition, PutRows
+from dataplane.tags.partition import Partition
+from dataplane.tags.puts import PutRows
 from dataplane.tags.rows import Row
 from dataplane.tags.store import TagStore
 from dataplane.types import Quota

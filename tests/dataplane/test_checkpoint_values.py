@@ -27,7 +27,8 @@ from dataplane.checkpoint.values import (
     encode,
     schema_of,
 )
-from dataplane.codec.template import ALIGN, FRONT, ITEM_BYTES, OBJECT, Template
+from dataplane.codec.shapes import ITEM_BYTES, OBJECT
+from dataplane.codec.template import ALIGN, FRONT, Template
 from dataplane.fields import ragged_dim
 
 DTYPES = sorted(ITEM_BYTES)

@@ -14,7 +14,8 @@ from dataplane.codec.dtypes import DTYPE, as_tensor, byte_view
 from dataplane.codec.encode import encode_batch, encode_row
 from dataplane.codec.encoded import SERIAL_ITEMS, Encoded
 from dataplane.codec.objects import unpack
-from dataplane.codec.template import ITEM_BYTES, OBJECT, Template
+from dataplane.codec.shapes import ITEM_BYTES, OBJECT
+from dataplane.codec.template import Template
 from dataplane.errors import InvalidRequest, SchemaMismatch
 
 NAMES = sorted(DTYPE)

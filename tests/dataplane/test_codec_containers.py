@@ -22,7 +22,7 @@ from dataplane.codec.containers import (
 )
 from dataplane.codec.dtypes import DTYPE, as_tensor, byte_view
 from dataplane.codec.objects import pack
-from dataplane.codec.template import ITEM_BYTES, OBJECT
+from dataplane.codec.shapes import ITEM_BYTES, OBJECT
 from dataplane.errors import InvalidRequest
 
 NAMES = sorted(DTYPE)

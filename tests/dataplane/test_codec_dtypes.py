@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dataplane.codec.dtypes import CARRIER, DTYPE, as_tensor, byte_view, dtype_name, dtype_of
-from dataplane.codec.template import ITEM_BYTES, OBJECT
+from dataplane.codec.shapes import ITEM_BYTES, OBJECT
 from dataplane.errors import InvalidRequest
 
 NAMES = sorted(DTYPE)

@@ -24,7 +24,7 @@ from dataplane.tags.explain.requirements import requirements
 from dataplane.tags.explain.wording import MAX_CHARS, size
 from dataplane.tags.groups import Group
 from dataplane.tags.history import History
-from dataplane.tags.partition import PutRows
+from dataplane.tags.puts import PutRows
 from dataplane.tags.query import compile_where
 from dataplane.tags.rows import CHUNK_ROWS
 from dataplane.tags.store import TagStore

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.codec.template import ITEM_BYTES
+from dataplane.codec.shapes import ITEM_BYTES
 from dataplane.errors import InvalidRequest
 from dataplane.fields import (
     ALIGNMENTS,

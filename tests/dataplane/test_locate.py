@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataplane.client.reading import plan_read
-from dataplane.codec.template import Column
+from dataplane.codec.shapes import Column
 from dataplane.tags.resolve import locate
 from dataplane.tags.rows import Row
 from dataplane.tags.store import TagStore

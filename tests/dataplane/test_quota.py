@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dataplane.errors import InvalidRequest
 from dataplane.tags.groups import MARGIN_BYTES, Group
-from dataplane.tags.partition import PutRows
 from dataplane.tags.placement import Placement
+from dataplane.tags.puts import PutRows
 from dataplane.tags.quota import (
     MAX_ROWS_SEEN,
     Shortage,

@@ -11,20 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.codec.template import (
-    ALIGN,
-    FRONT,
-    FRONT_MAGIC,
-    FRONT_VERSION,
+from dataplane.codec.shapes import (
     ITEM_BYTES,
-    MAX_BLOB_BYTES,
-    MAX_BLOCK_BYTES,
     MAX_COLUMNS,
     MAX_NAME_BYTES,
     MAX_RANK,
     MAX_ROWS,
     OBJECT,
     Column,
+)
+from dataplane.codec.template import (
+    ALIGN,
+    FRONT,
+    FRONT_MAGIC,
+    FRONT_VERSION,
+    MAX_BLOB_BYTES,
+    MAX_BLOCK_BYTES,
     Template,
     align,
 )
@@ -294,3 +296,11 @@ def test_large_lengths_of_different_rows_are_not_multiplied_with_each_other() ->
         assert template.block_bytes(lengths.tobytes(), 2) == template.front_bytes(2) + align(
             int(lengths.astype(np.int64).prod(axis=0).sum())
         )
+
+
+def test_a_block_of_too_many_cells_is_refused_before_they_are_added_up() -> None:
+    """65,536 rows of 1,024 fields would take gigabytes to add up, and travel in kilobytes."""
+    columns = tuple(Column(f"c{i}", "uint8", None, ()) for i in range(1024))
+    assert Template(columns).block_bytes(b"", 4096)
+    with pytest.raises(InvalidRequest, match="at most 4194304 cells"):
+        Template(columns).block_bytes(b"", 4097)

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from dataplane.tags.groups import Group
 from dataplane.tags.history import History
-from dataplane.tags.partition import Partition, PutRows
+from dataplane.tags.partition import Partition
+from dataplane.tags.puts import PutRows
 from dataplane.tags.query import compile_where
 from dataplane.tags.rows import CHUNK_ROWS, Row
 from dataplane.tags.store import TagStore

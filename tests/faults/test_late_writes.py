@@ -20,7 +20,9 @@ from dataplane.client.sync import Client
 from dataplane.config import Config
 from dataplane.errors import StaleWrite
 from dataplane.server.ports import LocalTags
-from dataplane.tags.partition import Partition, PutRows
+from dataplane.tags import puts
+from dataplane.tags.partition import Partition
+from dataplane.tags.puts import PutRows
 from dataplane.tags.rows import Row
 from dataplane.wire.frames import frame
 from tests.deadline import eventually
@@ -249,7 +251,7 @@ def judge_nothing(self: Partition, keys: Sequence[str], slots: Sequence[Any], st
     pass
 
 
-_check_stale = Partition._check_stale
+_check_stale = puts._check_stale
 _check_put = Partition.check_put
 
 
@@ -277,8 +279,8 @@ LATE = ("commit", False, LARGE, False)
 @pytest.mark.parametrize(
     ("owner", "guard", "mutant", "proof", "arguments", "settings"),
     [
-        (Partition, "_check_stale", judge_nothing, clear_while_stopped, LATE, {}),
-        (Partition, "_check_stale", judge_absent_keys_only, put_again_while_stopped, LATE[:2], {}),
+        (puts, "_check_stale", judge_nothing, clear_while_stopped, LATE, {}),
+        (puts, "_check_stale", judge_absent_keys_only, put_again_while_stopped, LATE[:2], {}),
         (Partition, "check_put", cover_everything, put_from_before_history, (),
          {"history_changes": 4}),
         (LocalTags, "begin", no_stamp, clear_while_stopped, LATE, {}),

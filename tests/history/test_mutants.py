@@ -4,15 +4,15 @@ The clients are those of test_interleavings.py; only what they do most is chosen
 interleavings are enough. Rules are those of checker.py.
 
     mutant                                      guard                   rules
-    late_puts_are_not_judged                    Partition._check_stale  late
+    late_puts_are_not_judged                    puts._check_stale       late
     rows_put_again_are_not_judged               Row.cleared_at          late
     clears_leave_no_trace                       Tombstone.revision      late
     history_has_no_floor                        History.floor           late
     reservations_have_no_stamp                  LocalTags.begin         late
     heads_have_no_stamp                         LocalTags.begun         late
     repeats_are_judged_from_now                 PutMeta.seen            late
-    must_exist_is_not_checked                   Partition._check_exist  condition
-    if_absent_is_not_checked                    Partition._check_absent condition
+    must_exist_is_not_checked                   puts._check_exist       condition
+    if_absent_is_not_checked                    puts._check_absent      condition
     puts_are_made_row_by_row                    Putting._apply          order,read
     refused_puts_leave_their_first_row          TagStore.check_put      order,read
     clears_are_made_row_by_row                  TagStore.apply_clear    order,read
@@ -65,6 +65,7 @@ from dataplane.server.claiming import Claiming
 from dataplane.server.ports import LocalTags
 from dataplane.server.putting import Putting
 from dataplane.server.repeats import Repeats
+from dataplane.tags import puts
 from dataplane.tags.claims import wants
 from dataplane.tags.claims.claims import Claims
 from dataplane.tags.claims.leases import Holders, Lease, LeaseClock
@@ -90,16 +91,16 @@ Patch = pytest.MonkeyPatch
 
 
 def late_puts_are_not_judged(patch: Patch) -> None:
-    patch.setattr(Partition, "_check_stale", _nothing)
+    patch.setattr(puts, "_check_stale", _nothing)
 
 
 def rows_put_again_are_not_judged(patch: Patch) -> None:
-    whole = Partition._check_stale  # pyright: ignore[reportPrivateUsage]
+    whole = puts._check_stale  # pyright: ignore[reportPrivateUsage]
 
     def judge(self: Partition, keys: Sequence[str], slots: Sequence[Any], stamp: int) -> None:
         whole(self, keys, [None if type(slot) is Row else slot for slot in slots], stamp)
 
-    patch.setattr(Partition, "_check_stale", judge)
+    patch.setattr(puts, "_check_stale", judge)
 
 
 def clears_leave_no_trace(patch: Patch) -> None:
@@ -134,11 +135,11 @@ def repeats_are_judged_from_now(patch: Patch) -> None:
 
 
 def must_exist_is_not_checked(patch: Patch) -> None:
-    patch.setattr(Partition, "_check_exist", _nothing)
+    patch.setattr(puts, "_check_exist", _nothing)
 
 
 def if_absent_is_not_checked(patch: Patch) -> None:
-    patch.setattr(Partition, "_check_absent", _nothing)
+    patch.setattr(puts, "_check_absent", _nothing)
 
 
 def puts_are_made_row_by_row(patch: Patch) -> None:

@@ -18,9 +18,10 @@ from dataplane.tags.groups import Group
 from dataplane.tags.history import History
 from dataplane.tags.keys import unpack_tags
 from dataplane.tags.lost import find_losses
-from dataplane.tags.partition import Partition, PutRows
+from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
 from dataplane.tags.prompts import begin_group, put_of_begin, put_of_end
+from dataplane.tags.puts import PutRows
 from dataplane.tags.query import compile_where
 from dataplane.tags.records import Record, Records
 from dataplane.tags.replay import claims

@@ -16,7 +16,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from dataplane.codec.containers import FieldData, Offsets, as_list, nested
-from dataplane.codec.template import OBJECT
+from dataplane.codec.shapes import OBJECT
 
 
 def leaf(field: FieldData, offsets: Offsets) -> Any:

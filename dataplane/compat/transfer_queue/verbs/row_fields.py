@@ -14,7 +14,7 @@ from dataplane.client.effects import Verb
 from dataplane.client.get import resolve
 from dataplane.client.reading import FieldRows
 from dataplane.codec.dtypes import dtype_of
-from dataplane.codec.template import OBJECT
+from dataplane.codec.shapes import OBJECT
 from dataplane.errors import PartitionNotFound, SchemaMismatch
 
 from ..control.answers import Answer
