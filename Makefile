@@ -3,6 +3,7 @@
 #   make test     the test suite               make demo     the main job: a model learns
 #   make lint     ruff and pyright             make bench    this project against TransferQueue
 #   make faults   everything killed everywhere make soak     half an hour of load, for leaks
+#   make fuzz     ten minutes a decoder  make proto    generate the outside protocol's code
 #   make interop  verl's trainer and TransferQueue's own answers, against the drop-in
 #   make setup    only the environment         make clean    remove what the others made
 
@@ -17,7 +18,7 @@ VERL   := .interop
 
 TEST_WORKERS ?= 2
 
-.PHONY: setup test lint faults soak demo control tour bench parity interop clean
+.PHONY: setup test lint faults soak fuzz proto proto-release demo demo-outside control tour bench parity interop clean
 
 setup: $(DEV)
 
@@ -42,11 +43,29 @@ test: $(DEV)
 # Every process killed at every named point, disks filled, nodes lost. FAULTS_SEED=… repeats a run;
 # FAULTS_ARGS='-k tags.put.torn' picks a point.
 faults: $(DEV)
-	FAULTS=1 $(PY) -m pytest tests/kills -n $(TEST_WORKERS) --dist loadgroup $(FAULTS_ARGS)
+	FAULTS=1 $(PY) -m pytest tests/kills tests/faults/test_gateway_connections.py -n $(TEST_WORKERS) --dist loadgroup $(FAULTS_ARGS)
 
 # SOAK_ARGS='--minutes 5' for less.
 soak: $(DEV)
 	$(PY) -m tests.soak $(SOAK_ARGS)
+
+# Every decoder under a fuzzer. FUZZ_ARGS='--target frames --seconds 60' for less.
+fuzz: $(DEV)
+	$(PY) -m tests.fuzz --seconds 600 $(FUZZ_ARGS)
+
+# By an old generator, in a folder of its own: its code runs with old and new protobuf and grpcio.
+proto: $(DEV)
+	$(PIP) install --quiet --target .proto grpcio-tools==1.71.2
+	PYTHONPATH=.proto $(PY) -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. \
+	    --grpc_python_out=. proto/dataplane/v1/dataplane.proto
+	rm -rf .proto
+	$(PY) deploy/examples/node/generate.py
+
+# When a version is released: from then on its numbers and names hold.
+proto-release: $(DEV)
+	$(PY) -m pytest -q tests/repo/test_proto.py -k what_was_released
+	$(PY) -m grpc_tools.protoc -Iproto \
+	    --descriptor_set_out=proto/dataplane/v1/released.binpb proto/dataplane/v1/dataplane.proto
 
 lint: $(DEV)
 	$(PY) -m ruff check .
@@ -56,6 +75,10 @@ lint: $(DEV)
 # The main job. TRAINER_ARGS='--set seed=1' and the like go to the command.
 demo: $(DEV)
 	$(VENV)/bin/trainer run deploy/examples/quickstart.yaml $(TRAINER_ARGS)
+
+# The same with the agent loops outside: through a gateway with TLS, and a token for no more.
+demo-outside: $(DEV)
+	$(PY) deploy/examples/outside.py $(TRAINER_ARGS)
 
 # The same with every row given the advantage of another: it must learn nothing.
 control: $(DEV)

@@ -19,7 +19,7 @@ if sys.platform != "linux":
 
 if TYPE_CHECKING:
     from dataplane.checkpoint.verify import verify_checkpoint
-    from dataplane.client.aio import AsyncClient, async_connect
+    from dataplane.client.aio import AsyncClient
     from dataplane.client.results import Listing, Rows
     from dataplane.client.sync import Client
     from dataplane.config import Config
@@ -35,19 +35,23 @@ if TYPE_CHECKING:
         JournalDamaged,
         KeyNotFound,
         OutcomeUnknown,
+        OutOfRange,
         PartitionNotFound,
         PermissionDenied,
         PlaneLost,
         QuotaExceeded,
+        RateLimited,
         RequestError,
         SchemaMismatch,
         StaleWrite,
+        TooOld,
         Unauthenticated,
         Unreachable,
         ValueLost,
         WeightsNotFound,
     )
     from dataplane.session import (
+        async_connect,
         begin_group,
         close,
         connect,
@@ -105,18 +109,21 @@ __all__ = [
     "KVBatchMeta",
     "KeyNotFound",
     "Listing",
+    "OutOfRange",
     "OutcomeUnknown",
     "PartitionNotFound",
     "PermissionDenied",
     "PlaneLost",
     "Quota",
     "QuotaExceeded",
+    "RateLimited",
     "RequestError",
     "Retention",
     "Revision",
     "Rows",
     "SchemaMismatch",
     "StaleWrite",
+    "TooOld",
     "Unauthenticated",
     "Unreachable",
     "ValueLost",
@@ -155,7 +162,6 @@ __all__ = [
 
 _HOME = {
     "AsyncClient": "client.aio",
-    "async_connect": "client.aio",
     "Listing": "client.results",
     "Rows": "client.results",
     "Client": "client.sync",
@@ -176,6 +182,7 @@ _HOME = {
     ),
     **dict.fromkeys(
         (
+            "async_connect",
             "begin_group",
             "close",
             "connect",

@@ -3,6 +3,7 @@
     DataplaneError (RuntimeError)
       RequestError                       the caller can fix it; nothing was changed
         InvalidRequest (ValueError)
+          OutOfRange                     .offset; a chunk does not follow what came before
         PartitionNotFound (KeyError)     .partition_id
         KeyNotFound (KeyError)           .partition_id .keys
         FieldNotFound (KeyError)         .partition_id .keys .fields
@@ -11,10 +12,12 @@
         SchemaMismatch                   .partition_id .keys .fields
         StaleWrite                       .partition_id .keys .cleared_at .attempt
         ClaimLost                        .partition_id .keys .task
+        TooOld
         Unauthenticated
         PermissionDenied
       QuotaExceeded                      .used_bytes .limit_bytes .oldest_keys .lagging_task;
                                          nothing was written
+      RateLimited                        .retry_after_s .limit; nothing was changed
       DeadlineExceeded (TimeoutError)    .waited_s .explanation; safe to repeat
       Unreachable (ConnectionError)      not reached yet; safe to repeat
       PlaneLost                          this plane is gone, or is not the one that was joined
@@ -32,7 +35,7 @@ The same class with the same attributes is raised on both sides of a connection:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 Wire = dict[str, Any]
 """An error as msgpack carries it: `type`, `message`, and the attributes of its class."""
@@ -66,6 +69,14 @@ class RequestError(DataplaneError):
 
 class InvalidRequest(RequestError, ValueError):
     """An argument has the wrong type, shape, size or value."""
+
+
+class OutOfRange(InvalidRequest):
+    """A part of a put in chunks does not follow what was received before."""
+
+    attributes = ("offset",)
+    offset: int
+    """Where the put goes on; 0 where nothing of it is held."""
 
 
 class PartitionNotFound(RequestError, KeyError):
@@ -140,6 +151,10 @@ class ClaimLost(RequestError):
     task: str
 
 
+class TooOld(RequestError):
+    """What the call goes on from is not kept any more: begin again, as the message says."""
+
+
 class Unauthenticated(RequestError):
     """The connection did not prove that it knows the plane's secret."""
 
@@ -158,6 +173,16 @@ class QuotaExceeded(DataplaneError):
     """Keys that have been in the store longest and that some task has not committed."""
     lagging_task: str | None
     """The task with the most rows that it has not committed, if any task claims."""
+
+
+class RateLimited(DataplaneError):
+    """The caller asks for more than it may at a time. Nothing was changed; ask again later."""
+
+    attributes = ("retry_after_s", "limit")
+    retry_after_s: float
+    """When it makes sense to ask again; 0 where that depends on the caller's own calls."""
+    limit: str
+    """Which of the caller's limits it is."""
 
 
 class DeadlineExceeded(DataplaneError, TimeoutError):
@@ -239,8 +264,12 @@ def to_wire(error: DataplaneError) -> Wire:
     return wire
 
 
-def from_wire(wire: Wire) -> DataplaneError:
-    """The error that `to_wire` described; an InternalError if its class is not known here."""
+def from_wire(said: object) -> DataplaneError:
+    """The error that `to_wire` described; an InternalError if its class is not known here, or if it
+    is no such description."""
+    if type(said) is not dict:
+        return InternalError(f"the other side failed and says no more than {said!r:.80}")
+    wire = cast("Wire", said)
     cls = ERRORS.get(str(wire.get("type")))
     message = str(wire.get("message", ""))
     if cls is None:

@@ -36,6 +36,8 @@ SAMPLES: dict[str, Any] = {
     "limit_bytes": 1 << 41,
     "oldest_keys": ["u0"],
     "lagging_task": "reference",
+    "retry_after_s": 0.25,
+    "limit": "calls",
     "waited_s": 1.5,
     "explanation": "B 3 of 4",
     "request_id": "c1:7",
@@ -145,7 +147,10 @@ def test_an_attribute_that_was_not_given_is_none_and_an_unknown_one_is_a_bug(
 
 def test_request_errors_are_those_the_caller_can_fix() -> None:
     fixable = {name for name, cls in ERRORS.items() if issubclass(cls, RequestError)}
-    others = "DataplaneError QuotaExceeded DeadlineExceeded Unreachable PlaneLost OutcomeUnknown"
+    others = (
+        "DataplaneError QuotaExceeded RateLimited DeadlineExceeded Unreachable PlaneLost "
+        "OutcomeUnknown"
+    )
     assert set(ERRORS) - fixable == {
         *others.split(), "ValueLost", "CheckpointDamaged", "JournalDamaged", "InternalError",
     }  # fmt: skip
