@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dataplane.gateway.config import GatewayConfig
 from dataplane.wire.address import Tls
 
 MiB = 1 << 20
@@ -39,6 +40,17 @@ class Config(BaseSettings):
     tls_key: Path | None = None
     tls_ca: Path | None = None
     """Certificate, key and authority for TCP connections, all three or none."""
+    token_file: Path | None = None
+    """Who the client is, for a plane that is reached through a gateway: a file with nothing but
+    the token, read again when it changes."""
+    ca_file: Path | None = None
+    """Who may have signed a gateway's certificate (PEM); the system's authorities if not set."""
+    client_cert_file: Path | None = None
+    client_key_file: Path | None = None
+    """The client's own certificate and key (PEM), where a gateway asks for one: both or none."""
+    gateway: GatewayConfig | None = None
+    """A gateway that `init` starts with the plane, beside it; none if not set. Under Ray it is one
+    of the node that `init` is called on."""
     same_node_reads: bool = True
     """Map segments of the own node; off, everything travels through sockets (for tests)."""
     timeout_s: float = Field(default=30.0, gt=0)
@@ -75,6 +87,12 @@ class Config(BaseSettings):
         if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
             return None
         return Tls(self.tls_cert, self.tls_key, self.tls_ca)
+
+    @model_validator(mode="after")
+    def _client_certificate_is_whole(self) -> Config:
+        if (self.client_cert_file is None) != (self.client_key_file is None):
+            raise ValueError("client_cert_file and client_key_file are set together or not at all")
+        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Config:

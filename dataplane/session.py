@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import sys
@@ -9,8 +10,9 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from dataplane.client.aio import AsyncClient
 from dataplane.client.core import Joined
 from dataplane.client.get import Layout, Pad
 from dataplane.client.partitions import Schema
@@ -33,8 +35,12 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
+    from dataplane.gateway.child import GatewayChild
+
 _lock = threading.RLock()  # guards the default client and starting
 _default: Client | None = None
+
+GATEWAY_SCHEMES: Final = ("grpcs:", "grpc:", "grpc+unix:")
 
 ENDING_PAUSE_S = 0.05
 """Between two looks at a plane on Ray that is ending."""
@@ -56,17 +62,36 @@ def init(config: Config | Mapping[str, Any] | None = None, *, name: str = "defau
     with _lock:
         if _uses_ray(settings):
             client = _on_ray(name, settings)
+            if settings.gateway is not None:
+                from dataplane.gateway.actor import start_gateway
+
+                try:
+                    start_gateway(name, settings.gateway, plane_config=settings)
+                except BaseException:
+                    client.close()
+                    raise
         else:
             from dataplane.host import embedded
 
             client = _attached(embedded.attach(name, settings), settings)
             if client is None:
                 started = embedded.start(name, settings)
-                atexit.register(started.stop)
+                try:
+                    gateway = _gateway_of(started.joined, settings)
+                except BaseException:
+                    started.stop()
+                    raise
+
+                def stop() -> None:
+                    if gateway is not None:
+                        gateway.stop()
+                    started.stop()
+
+                atexit.register(stop)
 
                 def on_close(destroy: bool) -> None:
-                    started.stop()
-                    atexit.unregister(started.stop)
+                    stop()
+                    atexit.unregister(stop)
 
                 client = Client(started.joined, settings, on_close=on_close)
         client.attach()
@@ -82,14 +107,40 @@ def connect(
 ) -> Client:
     """A client of a plane that exists already. PlaneLost if there is none of this name.
 
-    `address` is the unix socket that `dataplane serve` printed, for planes without Ray.
+    `address` is the unix socket that `dataplane serve` printed, for planes without Ray; or a
+    gateway: `grpcs://host:port` (TLS), `grpc://host:port`, `grpc+unix:///path`. Through a gateway
+    the client has all verbs but those that save, load and end the plane, and the settings
+    `token_file`, `ca_file`, `client_cert_file` and `client_key_file` say who it is.
     """
     settings = settings_of(config)
     with _lock:
-        client = _client(join(name, address, settings), settings)
-        client.attach()
+        if is_gateway(address):
+            from dataplane.outside import sync as outside
+
+            client = cast("Client", outside.connect(cast("str", address), settings))
+        else:
+            client = _client(join(name, address, settings), settings)
+            client.attach()
         _become_default(client)
         return client
+
+
+async def async_connect(
+    name: str = "default",
+    *,
+    address: str | None = None,
+    config: Config | Mapping[str, Any] | None = None,
+) -> AsyncClient:
+    """An asyncio client of a plane that exists already; see `connect`."""
+    settings = settings_of(config)
+    if is_gateway(address):
+        from dataplane.outside import aio as outside
+
+        return cast("AsyncClient", await outside.async_connect(cast("str", address), settings))
+    joined = await asyncio.to_thread(join, name, address, settings)
+    client = AsyncClient(joined, settings)
+    await client.attach()
+    return client
 
 
 def close(destroy: bool = False) -> None:
@@ -429,6 +480,11 @@ def settings_of(config: Config | Mapping[str, Any] | None) -> Config:
         raise InvalidRequest(f"settings: {error}") from None
 
 
+def is_gateway(address: str | None) -> bool:
+    """Whether a plane's address is that of a gateway, and not of a unix socket of its own."""
+    return type(address) is str and address.startswith(GATEWAY_SCHEMES)
+
+
 def _uses_ray(config: Config) -> bool:
     if config.host == "auto":
         ray = sys.modules.get("ray")
@@ -457,6 +513,15 @@ def join(name: str, address: str | None, config: Config) -> Joined:
             "`dataplane serve`, or initialise Ray to join a cluster's"
         )
     return joined
+
+
+def _gateway_of(joined: Joined, config: Config) -> GatewayChild | None:
+    """The gateway that is to stand beside a plane, once it listens."""
+    if config.gateway is None:
+        return None
+    from dataplane.gateway.child import GatewayChild
+
+    return GatewayChild(joined, config.gateway, config)
 
 
 def _on_ray(name: str, config: Config) -> Client:

@@ -112,13 +112,13 @@ def _chunks(number: int, group: Struct) -> Iterator[ChunkHead]:
     for column in _list(group.get(1)):
         about = _struct(_struct(column).get(3))
         path = _list(about.get(3))
-        name = cast("bytes", path[0]).decode("utf-8", "replace") if len(path) == 1 else ""
+        name = _bytes(path[0]).decode("utf-8", "replace") if len(path) == 1 else ""
         nbytes = _int(about.get(7))
         if (
             1 in _struct(column)  # in another file
             or about.get(4) != _UNCOMPRESSED
             or 11 in about  # a dictionary
-            or not set(_list(about.get(2))) <= {_PLAIN, _RLE}
+            or any(encoding not in (_PLAIN, _RLE) for encoding in _list(about.get(2)))
             or _int(about.get(5)) != rows
             or _int(about.get(6)) != nbytes
         ):
@@ -165,6 +165,12 @@ def _list(value: Any) -> list[Any]:
     if type(value) is not list:
         raise Malformed("its footer is not that of a Parquet file")
     return cast("list[Any]", value)
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise Malformed("its footer is not that of a Parquet file")
+    return value
 
 
 def _int(value: Any) -> int:

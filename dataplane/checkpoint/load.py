@@ -59,7 +59,9 @@ class Checkpoint:
         try:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             with open(os.open(name, flags, dir_fd=folder), "rb") as file:
-                content = file.read(limit + 1)
+                # A read takes memory for all that it may bring.
+                size = os.fstat(file.fileno()).st_size
+                content = file.read(min(size, limit) + 1)
         except OSError as error:
             raise self._damaged(name, f"it cannot be read: {error}") from None
         if len(content) > limit:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dataplane.codec.template import ITEM_BYTES, MAX_NAME_BYTES, MAX_RANK
+from dataplane.codec.shapes import ITEM_BYTES, MAX_NAME_BYTES, MAX_RANK
 from dataplane.errors import InvalidRequest
 from dataplane.tags.keys import check_name
 from dataplane.types import FieldSchema, Quota, Retention

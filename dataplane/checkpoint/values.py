@@ -24,7 +24,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dataplane.checkpoint.manifest import FieldEntry, Malformed
-from dataplane.codec.template import ALIGN, ITEM_BYTES, OBJECT, Column, Template
+from dataplane.codec.shapes import ITEM_BYTES, OBJECT, Column
+from dataplane.codec.template import ALIGN, Template
 from dataplane.errors import InvalidRequest, quote
 
 Ints = npt.NDArray[np.int64]

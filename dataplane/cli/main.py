@@ -7,10 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from dataplane.cli.commands import Commands
+from dataplane.cli.tokens import tokens
 from dataplane.errors import DataplaneError
+from dataplane.gateway.command import gateway
 
 app = typer.Typer(
     name="dataplane",
+    cls=Commands,
     help="A key-value data plane for reinforcement-learning post-training.",
     no_args_is_help=True,
     add_completion=True,
@@ -83,6 +87,10 @@ def verify(
         typer.echo(finding.text)
     if not all(finding.is_whole for finding in findings):
         raise typer.Exit(1)
+
+
+app.command()(gateway)
+app.add_typer(tokens)
 
 
 def main() -> None:

@@ -96,8 +96,10 @@ class AsyncClient(AsyncControl):
         config: Config | None = None,
         *,
         on_close: Callable[[bool], None] | None = None,
+        core: Core | None = None,
     ) -> None:
-        self._core = Core(joined, config or Config())
+        """`core`: who the client is, where it is not to be somebody new."""
+        self._core = core or Core(joined, config or Config())
         self._on_close = on_close
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Loop] = (
             weakref.WeakKeyDictionary()
@@ -530,22 +532,6 @@ class AsyncClient(AsyncControl):
         self._core.new_identity()
 
 
-async def async_connect(
-    name: str = "default",
-    *,
-    address: str | None = None,
-    config: Config | Mapping[str, Any] | None = None,
-) -> AsyncClient:
-    """An asyncio client of a plane that exists already; see `connect`."""
-    from dataplane import session
-
-    settings = session.settings_of(config)
-    joined = await asyncio.to_thread(session.join, name, address, settings)
-    client = AsyncClient(joined, settings)
-    await client.attach()
-    return client
-
-
 def close_everywhere(client: AsyncClient) -> None:
     """Let go of the plane from any thread; each event loop that runs closes its connections.
 
@@ -553,6 +539,13 @@ def close_everywhere(client: AsyncClient) -> None:
     client has no loops.
     """
     client._close_everywhere()  # pyright: ignore[reportPrivateUsage] (of this file)
+
+
+def stay_attached(client: AsyncClient) -> None:
+    """Connect the client anew whenever the tag store ends its connection, as one does that has
+    claimed: while it is not closed, the terms of its leases hardly run. Not a verb: a client sees
+    to it itself when it claims."""
+    client._stay_attached()  # pyright: ignore[reportPrivateUsage] (of this file)
 
 
 _clients: weakref.WeakSet[AsyncClient] = weakref.WeakSet()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataplane.client.core import Core
 from dataplane.client.effects import Verb
 from dataplane.client.put import list_of
-from dataplane.client.results import unpack_listing
-from dataplane.client.retry import ask_once, ask_patiently
+from dataplane.client.results import Listing, unpack_listing
+from dataplane.client.retry import ask_again, ask_once, ask_patiently
 from dataplane.client.tags import Where, plain_where
 from dataplane.errors import ClaimLost, InvalidRequest, RequestError
 from dataplane.types import Claim, Revision
@@ -31,6 +31,42 @@ def claim_rows(
     deadline: float,
 ) -> Verb[Claim]:
     """Rows for this client, as soon as there are enough."""
+    granted = yield from claim_listing(
+        core, partition_id, task, count, fields, where, order_by, groups, lease_s, replica, deadline
+    )
+    return granted.claim()
+
+
+class Granted(NamedTuple):
+    """What a claim was answered, with the fields and lengths of each row."""
+
+    number: int
+    """The claim's among those of its client: by it, it can be given back as if never answered."""
+    task: str
+    claim_id: int
+    listing: Listing
+    deliveries: list[int]
+    end: bool
+
+    def claim(self) -> Claim:
+        """What `kv_claim` returns of it."""
+        return Claim(self.task, self.claim_id, self.listing.to_meta(), self.deliveries, self.end)
+
+
+def claim_listing(
+    core: Core,
+    partition_id: str,
+    task: str,
+    count: int,
+    fields: Sequence[str],
+    where: Where | None,
+    order_by: str | None,
+    groups: bool,
+    lease_s: float,
+    replica: tuple[int, int, int] | None,
+    deadline: float,
+) -> Verb[Granted]:
+    """The same, with more of each row."""
     if isinstance(fields, str):
         raise InvalidRequest(f"fields is a list of field names; give [{fields!r:.80}] for one")
     names = list_of(fields, "fields")
@@ -44,7 +80,7 @@ def claim_rows(
         answer = yield from ask_patiently(
             core, "claim", [*body, abandoned], lambda: number, _abandon, deadline
         )
-        claim = _unpack(core, partition_id, task, answer)
+        granted = _unpack(core, partition_id, task, number, answer)
     except RequestError:
         core.claims.told(abandoned)
         raise
@@ -53,7 +89,14 @@ def claim_rows(
         core.claims.abandon(number)
         raise
     core.claims.told(abandoned)
-    return claim
+    return granted
+
+
+def give_back(core: Core, number: int, deadline: float) -> Verb[None]:
+    """Let go of what a claim was granted whose answer reached nobody. Where that cannot be said in
+    time, the client's next claim says it."""
+    core.claims.abandon(number)
+    yield from ask_again(core, *_abandon(number), deadline)
 
 
 def _abandon(number: int) -> tuple[str, list[Any]]:
@@ -62,11 +105,11 @@ def _abandon(number: int) -> tuple[str, list[Any]]:
     return "claim_abandon", [[number]]
 
 
-def _unpack(core: Core, partition_id: str, task: str, answer: Answer) -> Claim:
+def _unpack(core: Core, partition_id: str, task: str, number: int, answer: Answer) -> Granted:
     claim_id, deliveries, end, revision, *head = answer.body
     listing = unpack_listing(partition_id, [revision, True, [], *head], answer.payload)
     core.see(revision)
-    return Claim(task, claim_id, listing.to_meta(), array("i", deliveries).tolist(), end)
+    return Granted(number, task, claim_id, listing, array("i", deliveries).tolist(), end)
 
 
 def commit_claim(core: Core, claim: Claim, deadline: float) -> Verb[Revision]:

@@ -122,7 +122,7 @@ class Connection:
             proof = auth.client_proof(secret, challenge, mine)
             hello = [client_id, "client", plane_id, mine, proof, whereabouts()]
             answer = connection.call("hello", hello, deadline)
-            shown, connection.plane_id, connection.greeting = answer.body
+            shown, connection.plane_id, connection.greeting = auth.greeting_in(answer.body)
             if not auth.matches(shown, auth.server_proof(secret, challenge, mine)):
                 raise Unauthenticated(f"the server at {address} does not know the plane's secret")
         except BaseException:
@@ -134,7 +134,7 @@ class Connection:
         header, _ = self._receive(deadline, None)
         if header.kind != "challenge":
             raise Unauthenticated("the server does not speak this protocol")
-        return header.body[0]
+        return auth.challenge_in(header.body)
 
     def call(
         self,
@@ -312,7 +312,8 @@ class Connection:
         if self._tls:
             self._socket.settimeout(left)
         elif not 0.5 * left < self._armed_s <= 1.01 * left + 0.01:
-            value = _TIMEVAL.pack(int(left), int(left % 1 * 1e6) + 1)
+            # At least a microsecond, since 0 is no limit; a million of them the kernel refuses.
+            value = _TIMEVAL.pack(int(left), min(int(left % 1 * 1e6) + 1, 999_999))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
             self._armed_s = left

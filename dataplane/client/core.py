@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dataplane.client.mappings import Mappings
 from dataplane.client.memory import Recycler
+from dataplane.client.numbers import ClaimNumbers, RequestNumbers
 from dataplane.config import Config
 from dataplane.errors import PlaneLost
 from dataplane.types import Revision
@@ -39,11 +39,6 @@ class Joined:
 
 _revision = Revision._make
 
-MAX_UNKNOWN = 64
-"""Requests of unknown outcome that a client keeps to be asked for."""
-UNKNOWN_FOR = 16_384
-"""Requests for which one is kept: what is answered after it is remembered as long as it is."""
-
 
 def settle_in_child() -> None:
     """Make a forked child able to copy: torch's threads did not come along, and its next parallel
@@ -52,72 +47,6 @@ def settle_in_child() -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-
-
-class RequestNumbers:
-    """Numbers of the requests of one client, and up to which all of them are settled."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last = 0
-        self._open: set[int] = set()
-        self._unknown: dict[int, None] = {}
-        """Requests whose outcome may still be asked for, the oldest first."""
-
-    def begin(self) -> tuple[int, int]:
-        """A new number, and the highest below which none is open."""
-        with self._lock:
-            number = self._last = self._last + 1
-            settled = (min(self._open) if self._open else number) - 1
-            if self._unknown:
-                oldest = next(iter(self._unknown))
-                if len(self._unknown) > MAX_UNKNOWN or number - oldest > UNKNOWN_FOR:
-                    del self._unknown[oldest]
-                settled = min([settled, *(unknown - 1 for unknown in self._unknown)])
-            self._open.add(number)
-        return number, settled
-
-    def end(self, number: int) -> None:
-        """The request's outcome is known to its caller, or given up."""
-        with self._lock:
-            self._open.discard(number)
-
-    def keep(self, number: int) -> None:
-        """Nobody knows the request's outcome, which may be asked for: the store is to remember it
-        until it is `told`, or for so many requests to come."""
-        with self._lock:
-            self._unknown[number] = None
-
-    def told(self, number: int) -> None:
-        """The outcome of a kept request is known now."""
-        with self._lock:
-            self._unknown.pop(number, None)
-
-
-class ClaimNumbers:
-    """Numbers of one client's claims, apart from its other requests: a claim may wait for minutes,
-    and what is asked meanwhile would count as unsettled for as long."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last = 0
-        self._abandoned: set[int] = set()
-
-    def begin(self) -> tuple[int, list[int]]:
-        """A new number, and those whose callers gave up before they were answered."""
-        with self._lock:
-            self._last += 1
-            return self._last, sorted(self._abandoned)
-
-    def abandon(self, number: int) -> None:
-        """The caller waits no longer; something may have been granted all the same."""
-        with self._lock:
-            self._abandoned.add(number)
-
-    def told(self, numbers: list[int]) -> None:
-        """The tag store knows that these were given up."""
-        with self._lock:
-            self._abandoned.difference_update(numbers)
 
 
 class StoreView:
@@ -152,6 +81,11 @@ class Core:
         self.recycler = Recycler(self.config.reuse_bytes)
         self.seen = Revision(0, 0)
         self.stores: dict[str, StoreView] = {}
+
+    def asked_at(self) -> Revision:
+        """The revision from which a put that begins now is judged, should it have to be repeated:
+        the last that its caller has seen."""
+        return self.seen
 
     def see(self, revision: Any) -> Revision:
         """Note a revision that an answer carried."""

@@ -100,7 +100,7 @@ def get_batch(
     """Copies of the rows' fields."""
     keys = as_keys(keys)
     fields = field_names(select_fields)
-    drop = _drops(on_missing)
+    drop = drops(on_missing)
     try:
         plan, data = yield from read_batch(
             core, keys, partition_id, fields, drop, deadline, options.trim
@@ -109,7 +109,7 @@ def get_batch(
         if keys:
             raise
         return Rows([], {})  # nothing of nothing, as clearing no keys of it is no error
-    return (yield Run(partial(_rows, plan, data, options), 0))
+    return (yield Run(partial(rows_of, plan, data, options), 0))
 
 
 def read_batch(
@@ -126,9 +126,7 @@ def read_batch(
     pause_s = FIRST_PAUSE_S
     tries = 0
     while True:
-        plan = _trimmed(
-            (yield from resolve(core, keys, partition_id, fields, drop, deadline)), trim
-        )
+        plan = trimmed((yield from resolve(core, keys, partition_id, fields, drop, deadline)), trim)
         data = [core.recycler.take(int(rows.nbytes.sum())) for rows in plan.fields]
         try:
             gone = yield from fetch(core, plan, data, deadline)
@@ -158,7 +156,8 @@ def field_names(select_fields: Sequence[str] | None) -> list[str] | None:
     return names
 
 
-def _drops(on_missing: str) -> bool:
+def drops(on_missing: str) -> bool:
+    """Whether rows that are missing are left out. InvalidRequest if that is not what it says."""
     if on_missing not in ("raise", "drop"):
         raise InvalidRequest(f"on_missing is 'raise' or 'drop', not {on_missing!r:.80}")
     return on_missing == "drop"
@@ -191,7 +190,8 @@ def stores_of(core: Core, plan: ReadPlan) -> Verb[list[StoreView]]:
     return [core.stores[store_id] for store_id in plan.stores]
 
 
-def _trimmed(plan: ReadPlan, trim: Mapping[str, tuple[int, int]] | None) -> ReadPlan:
+def trimmed(plan: ReadPlan, trim: Mapping[str, tuple[int, int]] | None) -> ReadPlan:
+    """The plan, less what `trim` cuts from the rows of its fields."""
     if not trim:
         return plan
     unknown = set(trim) - {rows.name for rows in plan.fields}
@@ -389,7 +389,8 @@ def field_data(rows: FieldRows, buffer: Bytes) -> FieldData:
     )
 
 
-def _rows(plan: ReadPlan, data: Sequence[Bytes], options: GetOptions) -> Rows:
+def rows_of(plan: ReadPlan, data: Sequence[Bytes], options: GetOptions) -> Rows:
+    """Containers over the fields' bytes, in the layout asked for."""
     from dataplane.codec import containers
     from dataplane.codec.dtypes import from_numpy
 

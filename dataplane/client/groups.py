@@ -41,11 +41,15 @@ def begin_group(
     return attempt
 
 
-def end_group(core: Core, attempt: int, status: str, deadline: float) -> Verb[Revision]:
-    """End a group; the revision at which it ended."""
+def end_group(
+    core: Core, attempt: int, status: str, deadline: float, partition_id: str | None = None
+) -> Verb[Revision]:
+    """End a group; the revision at which it ended. With a partition, only a group that is there:
+    for another one it is as if the attempt were not open."""
     if not is_attempt(attempt):
         raise InvalidRequest(f"an attempt is what begin_group answered, not {attempt!r:.80}")
-    answer = yield from ask_once(core, "end_group", [attempt, status], deadline)
+    body: list[Any] = [attempt, status] if partition_id is None else [attempt, status, partition_id]
+    answer = yield from ask_once(core, "end_group", body, deadline)
     return core.see(answer.body)
 
 

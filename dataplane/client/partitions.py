@@ -28,7 +28,7 @@ def create_partition(
     _check_name(partition_id)
     fields: Any = schema
     if isinstance(schema, Mapping):
-        fields = {name: _declared(name, parts) for name, parts in schema.items()}
+        fields = {name: declared(name, parts) for name, parts in schema.items()}
     elif schema not in (None, "open"):
         raise InvalidRequest(f"a schema is a mapping of fields, or 'open', not {schema!r:.80}")
     limits, keep = Quota.of(quota), Retention.of(retention)
@@ -77,7 +77,7 @@ def _check_name(partition_id: object) -> None:
         raise InvalidRequest(f"a partition_id is a string, not {type(partition_id).__name__}")
 
 
-def _declared(name: object, parts: object) -> list[Any]:
+def declared(name: object, parts: object) -> list[Any]:
     """A field of a schema as it travels; the server knows whether there can be such a field."""
     plain = list_of(parts, f"field {name!r:.80} of a schema")
     if type(name) is not str or not all(part is None or type(part) in (str, int) for part in plain):
@@ -97,14 +97,17 @@ def explain(
     group_by: str | None,
     count: int | None,
     deadline: float,
+    among: Sequence[str] | None = None,
 ) -> Verb[Explanation]:
-    """Why something waits."""
+    """Why something waits. `among`: the only partitions that are spoken of."""
     if isinstance(fields, str):
         raise InvalidRequest(f"fields is a list of field names; give [{fields!r:.80}] for one")
-    body = [
+    body: list[Any] = [
         partition_id, plain_where(where), list_of(fields, "fields"), task,
         grouped(group_by), count,
     ]  # fmt: skip
+    if among is not None:
+        body.append(list(among))
     answer = yield from ask_again(core, "explain", body, deadline)
     return Explanation(**answer.body)
 

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dataplane.client.core import Core, StoreView
 from dataplane.client.effects import Ask, Done, Open, Run, Tell, Verb
@@ -38,10 +38,26 @@ from dataplane.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from dataplane.codec.encoded import Encoded
+    from dataplane.codec.foreign import Foreign
+
+    Block: TypeAlias = Encoded | Foreign
 
 MAX_TRIED = 8
 """Other stores that are asked for room, where nothing may be held for the put in one of them."""
+
+
+class ToPut(NamedTuple):
+    """What a put brings, checked and encoded."""
+
+    keys: list[str]
+    encoded: Encoded | None
+    packed: bytes | None
+    """The tags, where there are any."""
+    tags: Sequence[Mapping[str, object]]
+    """As the caller gave them; empty ones where it gave none."""
 
 
 def put_row(
@@ -55,6 +71,19 @@ def put_row(
     attempt: int | None = None,
 ) -> Verb[KVBatchMeta]:
     """Put one row."""
+    brought = row_to_put(key, fields, tags)
+    return (
+        yield from put_block(
+            core, brought.keys, partition_id, brought.encoded, brought.packed, brought.tags,
+            flags, deadline, attempt,
+        )
+    )  # fmt: skip
+
+
+def row_to_put(
+    key: str, fields: Mapping[str, object] | None, tags: Mapping[str, object] | None
+) -> ToPut:
+    """One row's fields and tags, encoded."""
     if type(key) is not str:
         raise InvalidRequest(f"a key is a string, not {type(key).__name__}; many are a batch put")
     if fields is None and tags is None:
@@ -65,11 +94,7 @@ def put_row(
 
         encoded = encode_row(key, fields)
     packed = pack_tags(tags) if tags is not None else None
-    return (
-        yield from _put(
-            core, [key], partition_id, encoded, packed, [tags or {}], flags, deadline, attempt
-        )
-    )
+    return ToPut([key], encoded, packed, [tags or {}])
 
 
 def put_batch(
@@ -83,6 +108,19 @@ def put_batch(
     attempt: int | None = None,
 ) -> Verb[KVBatchMeta]:
     """Put many rows, all or none."""
+    brought = batch_to_put(keys, fields, tags)
+    return (
+        yield from put_block(
+            core, brought.keys, partition_id, brought.encoded, brought.packed, brought.tags,
+            flags, deadline, attempt,
+        )
+    )  # fmt: skip
+
+
+def batch_to_put(
+    keys: Sequence[str], fields: object, tags: Sequence[Mapping[str, object]] | None
+) -> ToPut:
+    """Many rows' fields and tags, encoded."""
     keys = as_keys(keys)
     if fields is None and tags is None:
         raise InvalidRequest("a put brings fields, tags or both")
@@ -104,19 +142,7 @@ def put_batch(
 
         encoded = encode_batch(keys, fields)
     packed = pack_tags_many(tags) if tags is not None else None
-    return (
-        yield from _put(
-            core,
-            keys,
-            partition_id,
-            encoded,
-            packed,
-            tags or [{} for _ in keys],
-            flags,
-            deadline,
-            attempt,
-        )
-    )
+    return ToPut(keys, encoded, packed, tags or [{} for _ in keys])
 
 
 def as_keys(keys: object) -> list[str]:
@@ -160,7 +186,7 @@ class _Put:
         core: Core,
         keys: list[str],
         partition_id: str,
-        encoded: Encoded | None,
+        encoded: Block | None,
         tags: bytes | None,
         flags: int,
         attempt: int | None,
@@ -173,7 +199,7 @@ class _Put:
         self.encoded = encoded
         self.tags = tags
         self.flags = flags
-        self.seen = core.seen
+        self.seen = core.asked_at()
         self.stamp: WireRevision | None = None
         self.number, self.settled = core.numbers.begin()
 
@@ -197,17 +223,18 @@ class _Put:
         ).pack()
 
 
-def _put(
+def put_block(
     core: Core,
     keys: list[str],
     partition_id: str,
-    encoded: Encoded | None,
+    encoded: Block | None,
     packed: bytes | None,
     tags: Sequence[Mapping[str, object]],
     flags: int,
     deadline: float,
     attempt: int | None,
 ) -> Verb[KVBatchMeta]:
+    """Rows whose fields and tags are encoded already; `tags` are what is answered as sent."""
     if attempt is not None and not is_attempt(attempt):
         raise InvalidRequest(f"an attempt is what begin_group answered, not {attempt!r:.80}")
     if type(partition_id) is not str:
@@ -303,7 +330,7 @@ def _say_who_fills(full: QuotaExceeded) -> Verb[None]:
 
 
 def _put_small(
-    core: Core, put: _Put, encoded: Encoded, store: StoreView, deadline: float
+    core: Core, put: _Put, encoded: Block, store: StoreView, deadline: float
 ) -> Verb[list[Any]]:
     """The block travels with the request."""
     if not store.probed:
@@ -327,7 +354,7 @@ def _put_small(
         return (yield _sent(put, encoded, store, _seconds_or(full, deadline))).body
 
 
-def _sent(put: _Put, encoded: Encoded, store: StoreView, wait_s: float | None) -> Ask:
+def _sent(put: _Put, encoded: Block, store: StoreView, wait_s: float | None) -> Ask:
     """The request that carries a whole put."""
     body = (
         put.meta(), put.tags, encoded.template.blob, encoded.rows, encoded.lengths, wait_s,
@@ -337,7 +364,7 @@ def _sent(put: _Put, encoded: Encoded, store: StoreView, wait_s: float | None) -
 
 
 def _put_elsewhere(
-    core: Core, put: _Put, encoded: Encoded, home: StoreView, full: QuotaExceeded, deadline: float
+    core: Core, put: _Put, encoded: Block, home: StoreView, full: QuotaExceeded, deadline: float
 ) -> Verb[list[Any] | None]:
     """The answer of the first other store that has room now; None if the put is to wait at home.
 
@@ -370,7 +397,7 @@ def _put_elsewhere(
 
 
 def _put_large(
-    core: Core, put: _Put, encoded: Encoded, store: StoreView, deadline: float
+    core: Core, put: _Put, encoded: Block, store: StoreView, deadline: float
 ) -> Verb[list[Any]]:
     """Room is reserved, the block copied there in place, then published."""
     lane = yield Open(store)
@@ -391,7 +418,9 @@ def _put_large(
             wait_s = _seconds_or(full, deadline)
             answer = yield Ask(lane, "reserve", [encoded.nbytes, wait_s, put.draw])
         block, segment, offset, stamp = answer.body
-        if put.stamp is None:
+        # A repetition is judged from when it was first asked for: a try that was cut off before its
+        # room was granted, or came through another client of the same name, has told no stamp.
+        if put.stamp is None and not put.flags & RETRY:
             put.stamp = stamp
         try:
             memory = mappings.writable(segment)[offset : offset + encoded.nbytes]

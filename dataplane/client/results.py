@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -147,6 +147,37 @@ class Listing:
         return columns.to_numpy(whole.kind, [columns.decode(whole.kind, whole.rows, whole.buffers)])
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the columns as they came."""
+        parts = (piece for column in self._pieces.values() for piece in column if piece is not None)
+        return sum(piece[1].nbytes for piece in parts)
+
+    def parts(self) -> list[Listing]:
+        """The same rows in order as listings of a piece each, as the store gathered them: for who
+        reads a large one bit by bit. They name no cleared keys."""
+        return [
+            Listing(
+                self.partition_id,
+                self.revision,
+                full=self.full,
+                cleared=[],
+                rows=[count],
+                field_sets=[sets],
+                pieces={
+                    name: [pieces[i]]
+                    for name, pieces in self._pieces.items()
+                    if pieces[i] is not None
+                },
+            )
+            for i, (count, sets) in enumerate(zip(self._rows, self._field_sets, strict=True))
+        ]
+
+    @property
+    def ragged(self) -> list[str]:
+        """Names of the fields of which `lengths` knows; sorted."""
+        return sorted(name[len(LENGTHS) :] for name in self._pieces if name.startswith(LENGTHS))
+
+    @property
     def fields(self) -> list[tuple[str, ...]]:
         """The fields that each key has; sorted."""
         out: list[tuple[str, ...]] = []
@@ -176,8 +207,22 @@ class Listing:
         return KVBatchMeta(self.partition_id, self.keys, self.tags, common, self.revision)
 
 
+_NUMBERED = (FIELDS, LENGTHS)
+"""How names of columns begin that hold bare numbers, and those alone."""
+
+
 def unpack_listing(partition_id: str, body: Any, payload: memoryview) -> Listing:
-    """The listing of the tag store's answer; shares memory with the payload."""
+    """The listing of the tag store's answer; shares memory with the payload.
+
+    InternalError if it is none: nothing of it is believed before its sizes fit each other.
+    """
+    try:
+        return _unpack_listing(partition_id, body, payload)
+    except (InvalidRequest, TypeError, ValueError, IndexError, KeyError) as error:
+        raise InternalError(f"a listing was damaged on its way: {error}") from None
+
+
+def _unpack_listing(partition_id: str, body: Any, payload: memoryview) -> Listing:
     revision, full, cleared, rows, field_sets, wire_columns = body
     pieces: dict[str, list[tuple[str, Any] | None]] = {}
     sizes_of = (part[1] for _, parts in wire_columns for part in parts if part is not None)
@@ -189,27 +234,56 @@ def unpack_listing(partition_id: str, body: Any, payload: memoryview) -> Listing
         )
     at = 0
     for name, parts in wire_columns:
+        if type(name) is not str or not name:
+            raise TypeError("a column is named by a string")
         out: list[tuple[str, Any] | None] = []
         for part, count in zip(parts, rows, strict=True):
             if part is None:
                 out.append(None)
                 continue
             kind, sizes = part
+            if (kind == "n") is not name.startswith(_NUMBERED):
+                raise ValueError(f"a column {name!r:.80} of kind {kind!r:.80}")
             buffers: list[memoryview | None] = []
             for size in sizes:
                 buffers.append(None if size < 0 else payload[at : at + size])
                 at += max(size, 0)
             if kind == "n":
-                out.append((kind, np.frombuffer(buffers[1] or b"", np.int32)))
+                numbers = np.frombuffer(buffers[1] or b"", np.int32)
+                if len(numbers) != count:
+                    raise ValueError(f"{len(numbers)} numbers for {count} rows")
+                out.append((kind, numbers))
             else:
                 out.append((kind, columns.decode(kind, count, buffers)))
         pieces[name] = out
+    if not isinstance(cleared, list):
+        raise TypeError("cleared keys are a list")
+    gone = cast("list[str]", cleared)
+    if any(rows):
+        _check_own(rows, field_sets, pieces)
     return Listing(
         partition_id,
         Revision(*revision),
         full=full,
-        cleared=cleared,
+        cleared=gone,
         rows=rows,
         field_sets=field_sets,
         pieces=pieces,
     )
+
+
+def _check_own(
+    rows: Sequence[int],
+    field_sets: Sequence[Sequence[Sequence[str]]],
+    pieces: Mapping[str, Sequence[tuple[str, Any] | None]],
+) -> None:
+    """Every row has a key, and fields that are among those of its piece."""
+    for key, fields, count, sets in zip(
+        pieces[KEYS], pieces[FIELDS], rows, field_sets, strict=True
+    ):
+        if key is None or fields is None or (key[0], fields[0]) != ("s", "n") or key[1].null_count:
+            raise ValueError("some rows have no key, or no fields")
+        if count and not 0 <= int(fields[1].min()) <= int(fields[1].max()) < len(sets):
+            raise ValueError("some rows have fields that are not named")
+        if any(type(name) is not str for names in sets for name in names):
+            raise TypeError("a field's name is a string")

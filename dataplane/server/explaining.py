@@ -40,8 +40,7 @@ class Explaining:
         self._until = 0.0
 
     async def _explain(self, connection: Connection, number: int, body: Body) -> None:
-        partition_id, where, fields, task, grouped, count = body
-        question = Question.checked(partition_id, where, fields, task, grouped, count)
+        question = Question.checked(*body)
         told = await self._tell(question, time.monotonic() + ASKED_S)
         connection.reply(
             number,

@@ -241,7 +241,7 @@ class Grouping:
     # -- end ---------------------------------------------------------------------------------
 
     def _end(self, connection: Connection, number: int, body: Body) -> None:
-        attempt, status, request, settled = body
+        attempt, status, *of, request, settled = body
         client_id = connection.client_id
         answered = self._service.repeats.answered(client_id, request, settled, END)
         if answered is None:
@@ -254,16 +254,22 @@ class Grouping:
                     "the status at which a group ends is a word such as 'finished' or 'failure', "
                     f"not {status!r:.80}"
                 )
-            answered = self._apply_end(client_id, attempt, status, request, settled)
+            answered = self._apply_end(client_id, attempt, status, request, settled, of)
             self._service.repeats.remember(client_id, request, END, answered)
         connection.reply(number, answered)
 
     def _apply_end(
-        self, client_id: str, attempt: int, status: str, request: int, settled: int
+        self,
+        client_id: str,
+        attempt: int,
+        status: str,
+        request: int,
+        settled: int,
+        of: list[Any],
     ) -> tuple[int, int]:
         store, service = self._store, self._service
         group = store.attempts.get(attempt)
-        if group is None:
+        if group is None or (of and of != [group.partition_id]):
             raise StaleWrite(
                 f"attempt {attempt} is not open: its group ended, began anew or was retired",
                 attempt=attempt,

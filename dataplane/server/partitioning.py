@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from dataplane.codec.template import ITEM_BYTES, MAX_RANK, OBJECT
+from dataplane.codec.shapes import ITEM_BYTES, MAX_RANK, OBJECT
 from dataplane.errors import InvalidRequest, PartitionNotFound, quote
 from dataplane.fields import ragged_dim
 from dataplane.server.connection import Connection, Verb

@@ -26,6 +26,7 @@ from dataplane.server.freeing import RemoteValues, Values
 from dataplane.server.putting import only_stores
 from dataplane.server.slices import Slices
 from dataplane.tags import journal as j
+from dataplane.tags.records import check_readable
 from dataplane.values.store import Live
 from dataplane.wire.frames import Body
 
@@ -112,6 +113,7 @@ class Registering:
         """A value store is there, without some of its blocks, and with no room for some groups."""
         service, store_id = self._service, values.store_id
         if self.known.get(store_id) != values.address:
+            check_readable(values.address)
             service.write(j.STORE, (store_id, values.address))
             self.known[store_id] = values.address
         if lost:

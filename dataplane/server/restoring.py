@@ -27,6 +27,7 @@ from dataplane.server.connection import Connection, Verb
 from dataplane.tags import journal as j
 from dataplane.tags.history import History
 from dataplane.tags.placement import Placement
+from dataplane.tags.records import check_readable
 from dataplane.tags.replay.loads import Loads
 from dataplane.tags.requests import RESTORED
 from dataplane.tags.restoring import (
@@ -128,6 +129,7 @@ class Restorer:
         return restoring
 
     def _write_down(self, change: tuple[Any, ...]) -> None:
+        check_readable(change)
         self._service.journal.append(j.RESTORE, self._store.n, self._service.clock(), change)
 
     # -- what comes in -----------------------------------------------------------------------
@@ -171,6 +173,8 @@ class Restorer:
                 self._service.freeing.drop(*place)
             return found.answer
         restoring = self._of(client_id)
+        if place in restoring.placements or place in self._store.placements:
+            raise InvalidRequest(f"block {placement.block} is another put's already")
         positions = packed_ints(rows, placement.rows)
         self._write_down(("block", client_id, packed, rows, placement.store, block))
         restoring.add_block(meta.partition_id, positions, placement)

@@ -193,7 +193,7 @@ def read_files(
 def _numbers(files: Files, until: int | None) -> Iterator[int]:
     """The numbers of the files to be read, in order. JournalDamaged if one is missing."""
     first = files.snapshot or 1
-    for number in range(first, until or max(files.journals, default=first) + 1):
+    for number in range(first, until or max([first, *files.journals]) + 1):
         if number not in files.journals:
             raise missing(files.folder / journal_name(number))
         yield number

@@ -80,15 +80,19 @@ def verify_journal(folder: Path) -> list[Finding]:
             finding, made, plane_id = _verify_snapshot(files)
             findings.append(finding)
         last: Records | None = None
-        numbers = range(files.snapshot or 1, max(files.journals, default=files.snapshot) + 1)
-        for number in numbers:
+        first = files.snapshot or 1
+        final = max([first, *files.journals])
+        # Of several that are missing one after the other the first is named: a name can have a
+        # number so high that nobody could list those before it.
+        gaps = {number + 1 for number in files.journals if number < final} | {first}
+        for number in sorted(number for number in gaps | files.journals.keys() if number >= first):
             path = files.journals.get(number)
             if path is None:
                 path = folder / journal_name(number)
                 findings.append(Finding(path, "journal", 0, 0, 0, 0, missing(path)))
                 made, last = None, None
                 continue
-            verified = _JournalFile(path, number, is_last=number == numbers[-1])
+            verified = _JournalFile(path, number, is_last=number == final)
             whole = not any(finding.damage for finding in findings)
             finding = verified.check(made, plane_id, last, follows=whole)
             before = findings[-1] if findings else None

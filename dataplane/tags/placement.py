@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.codec.shapes import MAX_ROWS
 from dataplane.codec.template import Template
+from dataplane.errors import InvalidRequest
 from dataplane.tags.accounts import Account
 from dataplane.values.extents import round_up
 
@@ -50,6 +52,22 @@ class Placement:
         self.positions: Sequence[int] = ()
         """Slot of each row in its partition, so that a repack finds them."""
         self._cell_bytes: npt.NDArray[np.int64] | None = None
+
+    def check(self) -> None:
+        """InvalidRequest unless it is a place of so many rows of its template. To be asked before
+        a change that names it is written down: what is written down has to be possible."""
+        numbers = (self.block, self.segment, self.offset, self.nbytes)
+        if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
+            raise InvalidRequest(f"a block lies at numbers, not {numbers!r:.200}")
+        if type(self.rows) is not int or not 0 < self.rows <= MAX_ROWS:
+            raise InvalidRequest(f"a block has 1 to {MAX_ROWS} rows, not {self.rows!r:.80}")
+        due = 4 * self.template.num_free * self.rows
+        if type(self.lengths) is not bytes or len(self.lengths) != due:
+            raise InvalidRequest(f"{due} bytes of row lengths are due")
+        if self.rows == 1:
+            self.template.one_row(self.lengths)
+        else:
+            _ = self.cell_bytes  # kept: it is needed at once
 
     @property
     def extent_bytes(self) -> int:

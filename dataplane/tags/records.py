@@ -141,6 +141,15 @@ def damaged(kind: str, path: str, offset: int, size: int, what: str) -> JournalD
     )
 
 
+def check_readable(body: object) -> None:
+    """InvalidRequest unless this comes back from a record as it went in. To be asked of what others
+    sent and nobody has looked through: a record that cannot be read is the end of a journal."""
+    try:
+        msgpack.unpackb(msgpack.packb(body), ext_hook=refuse_extension)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"a part of it cannot be kept: {error}") from None
+
+
 def head_bytes(head: Head) -> bytes:
     """The beginning of a file."""
     return MAGIC + bytes([VERSION]) + framed(msgpack.packb(head._asdict()))

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataplane.codec.template import Column
+from dataplane.codec.shapes import Column
 from dataplane.errors import FieldNotFound, KeyNotFound, SchemaMismatch, quote
 from dataplane.tags.layers import Layers
 from dataplane.tags.lost import lost_of, value_lost

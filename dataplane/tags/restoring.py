@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from dataplane.codec.template import ITEM_BYTES, MAX_RANK
+from dataplane.codec.shapes import ITEM_BYTES, MAX_RANK
 from dataplane.errors import InvalidRequest, quote
 from dataplane.tags.accounts import Account, Producer
 from dataplane.tags.groups import Group
@@ -60,6 +60,7 @@ class SavedGroup(NamedTuple):
             all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
             and all(type(text) is str for text in (saved.uid, saved.status, saved.producer))
             and type(saved.at) in (int, float)
+            and abs(saved.at) < 1e15  # false of NaN
             and type(saved.open) is bool
         ):
             raise InvalidRequest(f"a group is not {list(parts)!r:.80}")

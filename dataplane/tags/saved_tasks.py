@@ -6,6 +6,7 @@ are named by key. Positions are those of one life of a partition and are never s
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -134,7 +135,10 @@ def _restore_lease(partition: Partition, task: Task, about: Mapping[str, Any]) -
     lease_s = float(about["lease_s"])
     if not 0 < lease_s <= MAX_LEASE_S:
         raise InvalidRequest(f"claim {granted.claim_id} has no term of {lease_s} s")
-    lease = Lease(granted, lease_s, grouped=bool(about["grouped"]), at=float(about["at"]))
+    at = float(about["at"])
+    if not math.isfinite(at):
+        raise InvalidRequest(f"claim {granted.claim_id} was granted at no time: {at}")
+    lease = Lease(granted, lease_s, grouped=bool(about["grouped"]), at=at)
     held = set(map(str, about["held"]))
     lease.rows = {key: position for key, position in lease.rows.items() if key in held}
     lease.lost = _reasons(about["lost"])

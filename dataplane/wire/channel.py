@@ -59,6 +59,8 @@ class Channel(asyncio.BufferedProtocol):
         self._header: Header | None = None
         self._payload: memoryview | None = None
         self._payload_at = 0
+        self._dropping = 0
+        """Bytes to come of a payload that nobody waits for; no memory is taken for them."""
         self._number = 0
         self._waiting: dict[int, tuple[asyncio.Future[Answer], _Alloc | None, str]] = {}
         self._challenge: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -112,7 +114,7 @@ class Channel(asyncio.BufferedProtocol):
             proof = auth.client_proof(secret, challenge, mine)
             hello = [client_id, role, plane_id, mine, proof, whereabouts()]
             answer = await channel.call("hello", hello)
-            shown, channel.plane_id, channel.greeting = answer.body
+            shown, channel.plane_id, channel.greeting = auth.greeting_in(answer.body)
             if not auth.matches(shown, auth.server_proof(secret, challenge, mine)):
                 raise Unauthenticated(f"the server at {address} does not know the plane's secret")
         except BaseException:
@@ -225,18 +227,31 @@ class Channel(asyncio.BufferedProtocol):
             else:
                 self._feed(self._buffer[:nbytes])
         except DataplaneError as error:
-            self._transport.abort()
-            self.connection_lost(error)
+            self._end_of(error)
+        except (TypeError, ValueError, IndexError, KeyError) as error:
+            # A malformed body ends here, as it does on the other side.
+            self._end_of(InternalError(f"{self.peer} sent what is none of its messages: {error}"))
+
+    def _end_of(self, error: DataplaneError) -> None:
+        self._transport.abort()
+        self.connection_lost(error)
 
     def _feed(self, data: memoryview) -> None:
         at, end = 0, len(data)
-        while end - at >= PREFIX.size:
+        while True:
+            dropped = min(self._dropping, end - at)
+            self._dropping -= dropped
+            at += dropped
+            if end - at < PREFIX.size:
+                break
             header_bytes, payload_bytes = parse_prefix(data[at:], MAX_HEADER_BYTES)
             begin = at + PREFIX.size
             if end - begin < header_bytes:
                 break
             self._header = parse_header(data[begin : begin + header_bytes])
             at = begin + header_bytes
+            if payload_bytes and not self._is_awaited(self._header):
+                self._dropping, payload_bytes = payload_bytes, 0
             self._payload = self._memory(self._header, payload_bytes)
             self._payload_at = min(payload_bytes, end - at)
             if self._payload_at:
@@ -248,13 +263,15 @@ class Channel(asyncio.BufferedProtocol):
         if at < end:
             self._partial += data[at:]
 
+    def _is_awaited(self, header: Header) -> bool:
+        """Whether it answers somebody who still waits."""
+        waiting = self._waiting.get(header.number)
+        return type(header.kind) is int and waiting is not None and not waiting[0].done()
+
     def _memory(self, header: Header, nbytes: int) -> memoryview:
         if not nbytes:
             return memoryview(b"")
-        waiting = self._waiting.get(header.number)
-        if waiting is None or waiting[0].done():
-            return memoryview(bytearray(nbytes))  # nobody waits any more; it is dropped
-        into = waiting[1]
+        _, into, _ = self._waiting[header.number]
         if into is None:
             raise InternalError("the server answered with a payload where none was asked for")
         return into(header.body, nbytes)
@@ -269,7 +286,7 @@ class Channel(asyncio.BufferedProtocol):
         if type(kind) is str:
             if kind == "challenge":
                 if not self._challenge.done():
-                    self._challenge.set_result(body[0])
+                    self._challenge.set_result(auth.challenge_in(body))
             elif self._on_request is not None:
                 self._on_request(self, header)
             return

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataplane.errors import InvalidRequest
+from dataplane.errors import InternalError, InvalidRequest
 
 Array = npt.NDArray[Any]
 
@@ -81,13 +81,26 @@ def _arrow(kind: str, values: list[Any]) -> Column:
 
 
 def decode(kind: str, rows: int, buffers: Sequence[Any]) -> Any:
-    """The Arrow array of one chunk; shares memory with `buffers`."""
+    """The Arrow array of one chunk; shares memory with `buffers`.
+
+    InvalidRequest if there is no such kind, or the buffers have not what so many rows need: Arrow
+    itself would read on behind their ends.
+    """
     arrow = _ARROW.get(kind)
     if arrow is None or len(buffers) != (3 if kind in "sp" else 2):
-        raise InvalidRequest(f"a column of unknown kind {kind!r}")
-    return pa.Array.from_buffers(
-        arrow, rows, [None if b is None else pa.py_buffer(b) for b in buffers]
-    )
+        raise InvalidRequest(f"a column of unknown kind {kind!r:.80}")
+    if not 0 <= rows < 1 << 48:  # so that no number of bytes wraps
+        raise InvalidRequest(f"a column of {rows} rows")
+    if not rows:  # which may come without buffers, and Arrow looks into them nevertheless
+        return pa.array([], arrow)
+    try:
+        array: Any = pa.Array.from_buffers(
+            arrow, rows, [None if b is None else pa.py_buffer(b) for b in buffers]
+        )
+        array.validate(full=kind in "sp")
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"a column of {rows} rows is damaged: {error}") from None
+    return array
 
 
 def to_numpy(kind: str, pieces: Sequence[Any]) -> Array:
@@ -98,7 +111,7 @@ def to_numpy(kind: str, pieces: Sequence[Any]) -> Array:
     """
     array = pieces[0] if len(pieces) == 1 else pa.concat_arrays(list(pieces))
     if kind == "p":
-        cells = [None if cell is None else msgpack.unpackb(cell) for cell in array.to_pylist()]
+        cells = [None if cell is None else _unpacked(cell) for cell in array.to_pylist()]
         out = np.empty(len(cells), object)
         out[:] = cells
         return out
@@ -113,6 +126,13 @@ def to_cells(kind: str, piece: Any) -> list[Any]:
     """The cells of one chunk as Python values, ABSENT where the row has no such tag."""
     cells: list[Any] = piece.to_pylist()
     if kind == "p":
-        unpack = msgpack.unpackb
-        return [ABSENT if cell is None else unpack(cell) for cell in cells]
+        return [ABSENT if cell is None else _unpacked(cell) for cell in cells]
     return [ABSENT if cell is None else cell for cell in cells] if piece.null_count else cells
+
+
+def _unpacked(cell: bytes) -> Any:
+    """The value of a packed cell. InternalError if it is none: whoever listed it has packed it."""
+    try:
+        return msgpack.unpackb(cell)
+    except (ValueError, TypeError) as error:
+        raise InternalError(f"a packed cell of a listing was damaged on its way: {error}") from None

@@ -27,8 +27,9 @@ Asked of a tag store:
     wait_abandon   [number]    nobody waits for this any longer  -> nil
     claim_abandon  [numbers]   nobody waits for these claims  no answer
     claim_commit, claim_release  [partition_id, task, claim_id, keys, number, settled] -> revision
-    end_group  [attempt, status, number, settled]            -> revision
-    explain    [partition_id, where, fields, task, grouped, count]             -> map
+    end_group  [attempt, status, (the partition_id it is of), number, settled] -> revision
+    explain    [partition_id, where, fields, task, grouped, count, (names of the partitions that
+               whoever asks is to hear of)]                  -> map
     outcome    [client_id, number]                           -> [verb | nil, answer]
     create_partition  [partition_id, schema, quota, retention, number, settled] -> revision
     partitions []                                            -> {partition_id: map}

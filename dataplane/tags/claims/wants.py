@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from dataplane.codec.template import MAX_COLUMNS
+from dataplane.codec.shapes import MAX_COLUMNS
 from dataplane.errors import InvalidRequest
 from dataplane.tags.claims.leases import MAX_LEASE_S, MIN_LEASE_S
 from dataplane.tags.claims.queues import Order

@@ -51,7 +51,7 @@ def explain(
     holders = Holders(around.clients, around.waiting)
     holdups = Holdups(around.clients, store.history, around.now)
     if question.partition_id is None:
-        return (yield from _of_plane(store, holdups, holders))
+        return (yield from _of_plane(store, question, holdups, holders))
     partition = store.partitions.get(question.partition_id)
     if partition is None:
         lines = yield from _absent(store, question.partition_id, question, around)
@@ -70,9 +70,10 @@ def explain(
 
 
 def _of_plane(
-    store: TagStore, holdups: Holdups, holders: Holders
+    store: TagStore, question: Question, holdups: Holdups, holders: Holders
 ) -> Generator[None, None, Explanation]:
-    partitions = list(store.partitions.values())
+    names = _spoken_of(store, question)
+    partitions = [store.partitions[name] for name in names]
     total = groups = 0
     for partition in partitions:
         total += len(partition)
@@ -167,8 +168,9 @@ def _absent(
         text += f" (it was dropped at revision {store.dropped[name]})"
     if question.wanted is not None:
         text += f"; {many(question.wanted, 'group' if question.grouped else 'row')} wanted"
-    names = yield from _similar(name, store.partitions)
-    more = len(store.partitions) - len(names)
+    others = _spoken_of(store, question)
+    names = yield from _similar(name, others)
+    more = len(others) - len(names)
     text += (
         f"; there are {', '.join(map(quoted, names))}" if names else "; there is none at all yet"
     )
@@ -176,6 +178,12 @@ def _absent(
         text += f" and {more} more"
     waiting = around.waiting(name)
     return [text, f"{waiting} wait for room in it"] if waiting else [text]
+
+
+def _spoken_of(store: TagStore, question: Question) -> list[str]:
+    """The names of the partitions that whoever asks may hear of."""
+    among = question.among
+    return [name for name in store.partitions if among is None or name in among]
 
 
 def _similar(name: str, names: Iterable[str]) -> Generator[None, None, list[str]]:

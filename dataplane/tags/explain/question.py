@@ -27,6 +27,8 @@ class Question:
     task: str | None
     wanted: int | None
     """How many rows, or groups; None if that was not said."""
+    among: frozenset[str] | None = None
+    """Partitions that are spoken of; None for all."""
 
     @classmethod
     def checked(
@@ -37,6 +39,7 @@ class Question:
         task: object,
         grouped: object,
         count: object,
+        among: object = None,
     ) -> Question:
         """The question that travelled. InvalidRequest names what is wrong with it."""
         if partition_id is None and not (
@@ -54,6 +57,10 @@ class Question:
             raise InvalidRequest(f"grouped is true or false, not {grouped!r:.80}")
         if count is not None and (type(count) is not int or not 0 < count < 1 << 63):
             raise InvalidRequest(f"count is a number from 1 on, not {count!r:.80}")
+        if among is not None and (
+            type(among) is not list or not {type(n) for n in cast("list[Any]", among)} <= {str}
+        ):
+            raise InvalidRequest("the partitions that are spoken of are a list of names")
         return cls(
             None if partition_id is None else check_name(partition_id, "partition name"),
             compile_where(where),
@@ -61,6 +68,7 @@ class Question:
             grouped,
             None if task is None else check_name(task, "task"),
             count,
+            None if among is None else frozenset(cast("list[str]", among)),
         )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from dataplane.errors import InvalidRequest
 from dataplane.tags.history import History
 from dataplane.tags.placement import Placement
 from dataplane.tags.restoring import (
@@ -22,6 +21,10 @@ from dataplane.tags.restoring import (
 )
 from dataplane.tags.store import TagStore
 from dataplane.types import Quota, Retention, Revision
+
+_REFUSED = (TypeError, ValueError, LookupError)
+"""What was refused when it came: InvalidRequest, or what a malformed body raises where it is used,
+of which the connection makes one."""
 
 
 class Loads:
@@ -45,14 +48,16 @@ class Loads:
             self._forget()
         else:
             step = {"partition": self._partition, "rows": self._rows, "state": self._state}[what]
-            with suppress(InvalidRequest):
-                step(self._current(), *body[1:])
+            load = self._current()
+            with suppress(*_REFUSED):
+                step(load, *body[1:])
 
     def add_block(self, partition_id: str, rows: bytes, placement: Placement) -> bool:
         """A block for rows of the load; whether it was taken."""
+        load = self._current()
         try:
-            self._current().add_block(partition_id, packed_ints(rows, placement.rows), placement)
-        except InvalidRequest:
+            load.add_block(partition_id, packed_ints(rows, placement.rows), placement)
+        except _REFUSED:
             return False
         return True
 

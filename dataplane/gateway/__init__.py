@@ -1,0 +1,1 @@
+"""The plane for who is outside: a gRPC server that checks, and then is an ordinary client."""
