@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.client.core import MAX_UNKNOWN, UNKNOWN_FOR, RequestNumbers
+from dataplane.client.numbers import MAX_UNKNOWN, UNKNOWN_FOR, RequestNumbers
 from dataplane.errors import AlreadyWritten, DataplaneError, OutcomeUnknown, RequestError
 from dataplane.server.tag_service import TagService
 from dataplane.tags.journal import FileJournal
