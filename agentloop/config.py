@@ -54,7 +54,8 @@ class PlaneConfig(Settings):
 
     name: str = "default"
     address: str | None = None
-    """The unix socket of a plane without Ray; found by its name if not set."""
+    """The unix socket of a plane without Ray, or a gateway (`grpcs://host:port`); found by its name
+    if not set."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of `dataplane.Config`."""
 
@@ -81,6 +82,9 @@ class WorkersConfig(Settings):
     count: int = Field(default=1, ge=1)
     groups: int = Field(default=8, ge=1)
     """Groups that one worker runs at once."""
+    plane: PlaneConfig | None = None
+    """How workers join the plane, where that is not as their manager does: through a gateway, with
+    a token of their own. They are told no other way."""
     num_cpus: float = Field(default=1.0, ge=0)
     num_gpus: float = Field(default=0.0, ge=0)
     """What one worker asks of Ray."""

@@ -26,6 +26,12 @@ settings.load_profile("suite")
 
 KINDS = ("embedded-sync", "embedded-async", "memory", "ray", "ray-remote")
 
+OUTSIDE = frozenset(
+    f"test_{name}.py"
+    for name in "claim dtypes errors get groups list objects put wait watch".split()
+)
+"""What of the contract is tried through a gateway too; the rest is about what lies behind it."""
+
 # Measurements are run by `make bench`, kills at every point by `make faults`.
 collect_ignore = ["bench"] if "FAULTS" in os.environ else ["bench", "kills"]
 
@@ -34,6 +40,7 @@ _numbers = itertools.count(1)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "kinds(*names): which planes a test of the contract is for")
+    config.addinivalue_line("markers", "inside(why): what cannot hold through a gateway")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -43,8 +50,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("kinds")
         if mark is not None and isinstance(item, pytest.Function):
             params = item.callspec.params if hasattr(item, "callspec") else {}
-            assert set(mark.args) <= set(KINDS), f"{item.name}: there are no such planes"
+            assert set(mark.args) <= {*KINDS, "outside"}, f"{item.name}: there are no such planes"
             if "plane" in params and params["plane"] not in mark.args:
+                dropped.append(item)
+                continue
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            is_outside = item.callspec.params.get("plane") == "outside"
+            tried = item.path.parent.name == "contract" and item.path.name in OUTSIDE
+            if is_outside and (item.get_closest_marker("inside") is not None or not tried):
                 dropped.append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
@@ -124,7 +137,7 @@ def ray_cluster() -> Iterator[list[str]]:
     scope="session",
     params=[
         pytest.param(kind, marks=pytest.mark.ray if kind.startswith("ray") else ())
-        for kind in KINDS
+        for kind in (*KINDS, "outside")
     ],
 )
 def plane(request: pytest.FixtureRequest, plane_settings: dict[str, Any]) -> Iterator[Plane]:

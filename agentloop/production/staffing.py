@@ -13,6 +13,9 @@ from agentloop.workers.types import Worker
 
 def make_seats(kind: WorkersConfig, worker: WorkerConfig, clock: PlaneClock) -> Seats:
     """The workers of a run; `clock` is that of this process, for those that run in it."""
+    if kind.plane is not None:
+        # Nothing is left in their settings by which they could reach it otherwise.
+        worker = worker.model_copy(update={"plane": kind.plane, "ray_address": None})
     plain = worker.model_dump(mode="json")
 
     async def local() -> Worker:

@@ -10,6 +10,7 @@ import asyncio
 import io
 import itertools
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -24,6 +25,7 @@ import torch
 from tensordict import TensorDict
 
 import dataplane
+import dataplane.session
 import dataplane.testing
 import dataplane.types
 from dataplane.client.core import Core
@@ -31,6 +33,8 @@ from dataplane.client.effects import Verb
 from dataplane.client.sync import Client
 from dataplane.config import Config
 from dataplane.errors import DataplaneError
+from dataplane.gateway.config import GatewayConfig
+from dataplane.gateway.server import GatewayServer
 from dataplane.host.folders import plane_folders
 from dataplane.server.plane import PlaneServer
 from dataplane.server.process import new_plane_id, serve
@@ -39,6 +43,9 @@ from tests.deadline import eventually
 
 MAPPED = pytest.mark.kinds("embedded-sync", "embedded-async", "memory", "ray")
 """For tests of what clients do with segments that they map."""
+
+STEPS = pytest.mark.inside("it goes through the steps of a client, and outside there are others")
+"""For tests that cut a client's own way to the plane, effect by effect."""
 
 SHM = Path("/dev/shm")
 
@@ -174,6 +181,8 @@ def hosted(
         return embedded_sync(name, settings)
     if kind == "embedded-async":
         return embedded_async(name, settings)
+    if kind == "outside":
+        return outside(name, settings)
     _, other = request.getfixturevalue("ray_cluster")
     if kind == "ray":
         return ray_hosted(name, settings)
@@ -212,6 +221,47 @@ def embedded_async(name: str, settings: dict[str, Any]) -> Iterator[Plane]:
 
         plane = Plane("embedded-async", name, settings, connect(), connect)
         yield from _until_destroyed(plane, owner)
+
+
+@contextmanager
+def outside(name: str, settings: dict[str, Any]) -> Iterator[Plane]:
+    """A client that reaches an embedded plane through a gateway only."""
+    settings = {**settings, "host": "embedded"}
+    owner = dataplane.init(settings, name=name)
+    joined = dataplane.session.join(name, None, Config(**settings))
+    with tempfile.TemporaryDirectory(prefix="gateway-") as folder, running_loop() as loop:
+        listen = (f"unix:{folder}/socket",)
+        # Who has left is not waited for long; who holds a claim and is here says so.
+        config = GatewayConfig(listen=listen, absence_s=1.0, drain_s=0.0)
+        server = GatewayServer(joined, config, Config(**settings))
+        try:
+            asyncio.run_coroutine_threadsafe(server.start(), loop).result(30.0)
+            (address,) = server.addresses
+
+            def connect() -> Any:
+                return Outside(dataplane.connect(address=address), owner)
+
+            plane = Plane("outside", name, settings, connect(), connect)
+            yield from _until_destroyed(plane, owner)
+        finally:
+            asyncio.run_coroutine_threadsafe(server.stop(), loop).result(30.0)
+
+
+class Outside:
+    """A client of a gateway. What no gateway tells, sizes of stores and the like, its plane's own
+    client says."""
+
+    def __init__(self, client: Client, owner: Client) -> None:
+        self.client = client
+        self._owner = owner
+
+    def status(self, **named: Any) -> dict[str, Any]:
+        if self.client.closed:
+            return self.client.status(**named)
+        return self._owner.status(**named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
 
 
 @contextmanager

@@ -30,6 +30,8 @@ ATTRIBUTES: dict[str, Any] = {
     "limit_bytes": (1 << 40) + 1,
     "oldest_keys": ["o1", "o2"],
     "lagging_task": "reference",
+    "retry_after_s": 2.5,
+    "limit": "clients",
     "waited_s": 1.5,
     "explanation": "on whom it waits",
     "request_id": "0123456789abcdef/7",

@@ -23,7 +23,7 @@ from dataplane.errors import (
     StaleWrite,
 )
 from dataplane.wire.channel import Broken, Channel
-from tests.contract.planes import MAPPED, Plane
+from tests.contract.planes import MAPPED, STEPS, Plane
 from tests.contract.test_promises import LARGE, SIZES, listed
 from tests.contract.test_scenarios import asks
 from tests.deadline import eventually
@@ -304,6 +304,7 @@ def test_groups_that_are_over_leave_nothing_behind(client: Any, partition: str) 
 # -- one effect, whatever breaks -------------------------------------------------------------
 
 
+@STEPS
 @pytest.mark.parametrize("losses", [1, 3])
 def test_a_begin_whose_answer_was_lost_has_one_effect(
     plane: Plane, client: Any, partition: str, losses: int
@@ -327,6 +328,7 @@ def test_a_begin_whose_answer_was_lost_has_one_effect(
     assert about["held_bytes"] <= 1 << 16
 
 
+@STEPS
 @pytest.mark.parametrize("losses", [1, 3])
 def test_an_end_whose_answer_was_lost_is_not_told_that_it_came_too_late(
     plane: Plane, client: Any, partition: str, losses: int
@@ -346,6 +348,7 @@ def test_an_end_whose_answer_was_lost_is_not_told_that_it_came_too_late(
     assert tags_of(client, partition, "u")["status"] == "trained"
 
 
+@STEPS
 def test_a_retiring_clear_whose_answer_was_lost_closes_no_later_attempt(
     plane: Plane, client: Any, partition: str
 ) -> None:
@@ -390,6 +393,7 @@ def end(lane: Any) -> None:
         lane.abort()
 
 
+@STEPS
 @SIZES
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_group_lives_once_wherever_its_connections_are_cut(
@@ -450,6 +454,7 @@ def lost(plane: Plane, verb: Any, *, when: str, asked: str) -> str:
 SHORT_S = 0.15
 
 
+@STEPS
 def test_a_put_whose_outcome_is_unknown_can_be_asked_for(
     plane: Plane, client: Any, partition: str
 ) -> None:
@@ -465,6 +470,7 @@ def test_a_put_whose_outcome_is_unknown_can_be_asked_for(
     assert outcome["answer"][0][1] == client.kv_list(partition).revision.n - 5
 
 
+@STEPS
 def test_a_request_that_had_no_effect_never_has_one(
     plane: Plane, client: Any, partition: str
 ) -> None:
@@ -494,6 +500,7 @@ def test_a_request_that_had_no_effect_never_has_one(
     assert client.begin_group("u", partition, n=1) > 0
 
 
+@STEPS
 @pytest.mark.parametrize("verb", ["begin_group", "end_group", "clear"])
 def test_the_outcome_of_every_numbered_verb_can_be_asked_for(
     plane: Plane, client: Any, partition: str, verb: str
@@ -516,6 +523,7 @@ def test_the_outcome_of_every_numbered_verb_can_be_asked_for(
         other.close()
 
 
+@STEPS
 def test_a_request_that_was_answered_long_ago_is_not_remembered(
     client: Any, partition: str, plane: Plane
 ) -> None:

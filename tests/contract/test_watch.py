@@ -110,6 +110,7 @@ def test_what_a_new_attempt_drops_is_told_with_its_prompt(client: Any, partition
 # -- waking ----------------------------------------------------------------------------------
 
 
+@pytest.mark.inside("a watch there waits at the plane whether or not anybody asks for its next")
 def test_each_change_is_told_as_it_happens(plane: Plane, client: Any, partition: str) -> None:
     start = client.kv_put("a", partition, tags={"v": 1}).revision
     with Watch(client, partition, since=start, where={"v": 1}, timeout=20) as change:
@@ -433,7 +434,7 @@ def test_a_wrong_argument_is_named(
 ) -> None:
     revision = client.kv_put("a", partition, tags={}).revision
     named = {"partition_id": partition, "since": revision, "timeout": 5, **arguments}
-    watch = Watch(client, named.pop("partition_id"), **named)
-    with watch as change, pytest.raises(InvalidRequest) as caught:
+    name = named.pop("partition_id")
+    with pytest.raises(InvalidRequest) as caught, Watch(client, name, **named) as change:
         change()
     assert message in str(caught.value)

@@ -54,7 +54,7 @@ def in_vain(call: Callable[[], Any]) -> DeadlineExceeded:
 def is_of_client(late: DeadlineExceeded) -> bool:
     """Whether it is the client that gave up, a while after the store should have said something:
     a busy machine may leave a store no time for that."""
-    return "was not answered" in str(late)
+    return "was not answered" in str(late) or "did not answer in time" in str(late)
 
 
 class Watch:

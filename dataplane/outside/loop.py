@@ -1,0 +1,95 @@
+"""The event loop that all calls to gateways of this process run on, in a thread of its own.
+
+gRPC's asyncio face shares one completion queue among all loops of a process, so one loop has it
+all, whichever threads and loops its callers are of. It does not live through a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from dataplane.errors import InvalidRequest, PlaneLost
+
+Result = TypeVar("Result")
+
+END_S: Final = 5.0
+"""How long the calls under way may take to end with the process."""
+
+
+class CallingLoop:
+    """An event loop in a thread, from now until the process ends."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._ended = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="dataplane-gateway-calls", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self._end)
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a coroutine there.
+
+        InvalidRequest in a process that was forked since, PlaneLost in one that is ending.
+        """
+        if self._pid != os.getpid():
+            work.close()
+            raise InvalidRequest(
+                "this process was forked from one that talks to a gateway, and gRPC does not "
+                "live through a fork: start processes with the method `spawn` or `forkserver`, and "
+                "connect() in each"
+            )
+        if self._ended:
+            work.close()
+            raise PlaneLost("this process is ending, and its calls to gateways have ended")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _end(self) -> None:
+        if self._pid != os.getpid():
+            return
+
+        async def end() -> None:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left, timeout=END_S)
+            await self._loop.shutdown_asyncgens()
+
+        ending = self.start(end())
+        self._ended = True
+        try:
+            ending.result(2 * END_S)
+        except TimeoutError:
+            return  # the process does not wait for it
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END_S)
+
+
+_lock = threading.Lock()  # guards the only one
+_only: CallingLoop | None = None
+
+
+def calling_loop() -> CallingLoop:
+    """The loop of this process, begun with the first call for it."""
+    global _only
+    with _lock:
+        if _only is None:
+            _only = CallingLoop()
+        return _only
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
