@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentloop.groups.job import GroupJob
 from agentloop.groups.plane_clock import PlaneClock
 from agentloop.trajectory.rows import state_of_row, trajectory_fields, trajectory_tags
 from agentloop.trajectory.state import RolloutState
 from dataplane import AsyncClient, Listing
+
+Row: TypeAlias = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+"""Its key, its fields and its tags."""
 
 
 async def publish(
@@ -28,28 +31,49 @@ async def publish(
         StaleWrite: the attempt is not open any more; nothing was written.
         DataplaneError: nothing was written of the put that failed.
     """
-    of_kind: dict[frozenset[str], list[tuple[str, dict[str, Any], dict[str, Any]]]] = {}
+    rows: list[Row] = []
     for state in states:
-        fields = trajectory_fields(state)
-        tags = trajectory_tags(state)
-        tags |= {"attempt": attempt, "global_steps": job.global_steps}
+        tags = trajectory_tags(state) | {"attempt": attempt, "global_steps": job.global_steps}
         if job.shared:
             tags["shared"] = job.uid
-        of_kind.setdefault(frozenset(fields), []).append((state.key, fields, tags))
-    for names, rows in of_kind.items():
-        if len(rows) == 1:  # what most sessions have, and the cheapest of all puts
-            ((key, fields, tags),) = rows
+        rows.append((state.key, trajectory_fields(state), tags))
+    await put_rows(client, job.partition_id, rows, clock, attempt=attempt)
+
+
+async def put_rows(
+    client: AsyncClient,
+    partition_id: str,
+    rows: Sequence[Row],
+    clock: PlaneClock,
+    *,
+    attempt: int | None = None,
+    if_absent: bool = False,
+) -> None:
+    """Put rows (key, fields, tags), those with the same fields at once, one kind after the other.
+
+    Raises:
+        DataplaneError: nothing was written of the put that failed, and of those after it.
+    """
+    of_kind: dict[frozenset[str], list[Row]] = {}
+    for row in rows:
+        of_kind.setdefault(frozenset(row[1]), []).append(row)
+    for names, alike in of_kind.items():
+        if len(alike) == 1:  # what most sessions have, and the cheapest of all puts
+            ((key, fields, tags),) = alike
             with clock.call():
-                await client.kv_put(key, job.partition_id, fields or None, tags, attempt=attempt)
+                await client.kv_put(
+                    key, partition_id, fields or None, tags, attempt=attempt, if_absent=if_absent
+                )
             continue
-        columns = {name: [fields[name] for _, fields, _ in rows] for name in names}
+        columns = {name: [fields[name] for _, fields, _ in alike] for name in names}
         with clock.call():
             await client.kv_batch_put(
-                [key for key, _, _ in rows],
-                job.partition_id,
+                [key for key, _, _ in alike],
+                partition_id,
                 columns or None,
-                [tags for _, _, tags in rows],
+                [tags for _, _, tags in alike],
                 attempt=attempt,
+                if_absent=if_absent,
             )
 
 
