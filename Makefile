@@ -95,6 +95,7 @@ tour: $(DEV)
 bench: $(BENCH)
 	$(PY) -m tests.bench $(if $(BENCH_SMOKE),--smoke) $(BENCH_ARGS)
 	$(PY) -m tests.bench.sessions $(if $(BENCH_SMOKE),--smoke)
+	$(PY) -m tests.bench.gateway $(if $(BENCH_SMOKE),--smoke)
 
 # The same script against the real TransferQueue and against the drop-in, value by value.
 parity: $(BENCH)
@@ -110,4 +111,4 @@ $(VERL)/.installed: tests/interop/requirements.txt $(BENCH)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VERL) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json faults-table.jsonl runs
+	rm -rf $(VENV) $(VERL) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json bench-gateway.json faults-table.jsonl runs

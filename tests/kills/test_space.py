@@ -155,7 +155,8 @@ def test_others_that_come_and_go_on_the_same_memory_cost_errors_and_no_row(
     check(plane.client, "p", there)
     plane.client.kv_clear(None, "p", where={})
     plane.comes_to(used_bytes=0, blocks=0, blocks_reserved=0)
-    put(plane.client, "p", [f"again{i}" for i in range(40)], MiB)
+    # Three in each segment of 4 MiB, of which there are twelve.
+    put(plane.client, "p", [f"again{i}" for i in range(36)], MiB)
 
 
 # -- the journal's disk --------------------------------------------------------------------------

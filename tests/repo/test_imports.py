@@ -25,8 +25,28 @@ PURE = (
     "dataplane.values.blocks",
     "dataplane.codec",
     "dataplane.wire.frames",
+    "dataplane.protocol.values",
+    "dataplane.protocol.cells",
+    "dataplane.gateway.binding",
+    "dataplane.gateway.ingest",
+    "dataplane.gateway.limits",
+    "dataplane.gateway.quarantine",
+    "dataplane.gateway.roles",
+    "dataplane.gateway.sequences",
+    "dataplane.gateway.uploads",
+    "dataplane.producer.trajectory",
     "agentloop.production.accounting",
     "agentloop.adapters",
+    "agentloop.capture.asking",
+    "agentloop.capture.answering",
+    "agentloop.capture.recording",
+    "agentloop.capture.turn",
+    "agentloop.capture.tree",
+    "agentloop.capture.ending",
+    "agentloop.capture.starting",
+    "agentloop.capture.steps",
+    "agentloop.capture.plain",
+    "agentloop.capture.refusals",
     "agentloop.trajectory.canonicalize",
     "agentloop.trajectory.experts",
     "agentloop.groups.job",
@@ -82,6 +102,10 @@ SERVER_SIDE = (
 """Values are opaque to them; they must start where torch is not installed."""
 
 RAY_HOST = "dataplane.host.ray"
+
+OUTSIDE = ("dataplane.producer", "dataplane.protocol", "dataplane.v1")
+OUTSIDE_NEEDS = {"google", "grpc", "numpy"}
+"""Producers outside a cluster install these, and nothing else of others."""
 
 PRODUCER_LOADER = "trainer.run"
 """The one exception: it loads the producer by the dotted name in its config, behind a Protocol."""
@@ -200,6 +224,20 @@ def test_a_server_process_loads_neither_torch_nor_ray() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert ran.stdout.strip() == "set()"
+
+
+def test_producers_outside_need_grpc_protobuf_and_numpy_only() -> None:
+    """Status details of google.rpc are made where their package is, which is at gateways."""
+    wrong = [
+        f"{' -> '.join(way)} imports {found.module} (line {found.line})"
+        for name, start in modules().items()
+        if any(under(name, part) for part in OUTSIDE)
+        for module, way in _reached(start, functions=True)
+        for found in _running(module)
+        for top in [found.module.split(".")[0]]
+        if top not in sys.stdlib_module_names | OUTSIDE_NEEDS | {"dataplane"}
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_there_are_no_import_cycles() -> None:

@@ -1,4 +1,4 @@
-"""The README's code runs, and the commands it names exist."""
+"""The code of the README and of the gateway's page runs; the commands that are named exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ if not README.exists():
     pytest.skip("there is no README yet", allow_module_level=True)
 
 TEXT = README.read_text()
-PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+PAGES = [TEXT, (ROOT / "docs" / "gateway.md").read_text()]
+PYTHON = [
+    code
+    for page in PAGES
+    for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+]
 
 
 def test_there_is_code_to_run() -> None:

@@ -158,6 +158,22 @@ async def test_a_question_is_asked_again_and_has_a_deadline(
         await transport.ask("List", pb.ListRequest(partition_id="p"), 0.2)
 
 
+async def test_a_claim_that_is_asked_again_gives_back_what_was_lost_on_the_way(
+    scripted: ScriptedGateway, transport: Transport
+) -> None:
+    scripted.script["Claim"] += [break_off(), break_off(), answer(pb.ClaimResponse(claim_id=5))]
+    message = pb.ClaimRequest(partition_id="p", task="t", count=1)
+    assert (await transport.claim(message, 20)).claim_id == 5
+    one, other, last = scripted.requests["Claim"]
+    assert one.number < other.number < last.number
+    assert [[*each.abandoned] for each in (one, other, last)] == [
+        [], [one.number], [one.number, other.number],
+    ]  # fmt: skip
+    scripted.script["Claim"] += [answer(pb.ClaimResponse(claim_id=6))]
+    await transport.claim(message, 20)
+    assert not scripted.requests["Claim"][-1].abandoned  # the gateway was told
+
+
 async def test_repetitions_are_bounded_by_the_budget(scripted: ScriptedGateway) -> None:
     """Many calls at a gateway in trouble bring little more than themselves."""
     policy = RetryPolicy(first_pause_s=0.001, last_pause_s=0.001, share=0.2, per_s=0.001, burst=5)
