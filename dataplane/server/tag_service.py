@@ -232,12 +232,13 @@ class TagService:
             self.freeing.drop(store_id, block[0])
             return
         new = self.putting.placement(store_id, block)
-        pairs = [(row, position) for row, position in moves]
+        partition = self.store.partition(placement.partition_id)
+        pairs = _checked_moves(moves, placement.rows, new.rows, partition.slots.end)
         now = self.clock()
         self.journal.append(j.REPACK, self.store.n, now, (store_id, old, block, pairs))
         self.store.apply_repack(placement, new, pairs)
         self.freeing.run()
-        self.admission.run(self.store.partition(placement.partition_id))
+        self.admission.run(partition)
 
     # -- read --------------------------------------------------------------------------------
 
@@ -452,3 +453,18 @@ class TagService:
                 del self._gone_since[client_id]
                 # What it repeats after that long may have happened: `OutcomeUnknown`.
                 self.store.forget_client(client_id)
+
+
+def _checked_moves(moves: Any, rows: int, copies: int, end: int) -> list[tuple[int, int]]:
+    """What a value store says of copied rows: (row in the old block, position), one for each row of
+    the new one. InvalidRequest before anything is written down, for that could never be read."""
+    listed = cast("list[Any]", moves) if type(moves) is list else []
+    pairs: list[tuple[int, int]] = []
+    for row, position in listed:
+        if type(row) is int and type(position) is int and 0 <= row < rows and 0 <= position < end:
+            pairs.append((row, position))
+    if not len(pairs) == len(listed) == copies:
+        raise InvalidRequest(
+            f"a repack names a row of the old block and a position for each of {copies} copies"
+        )
+    return pairs

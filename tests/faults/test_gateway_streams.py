@@ -508,7 +508,8 @@ def test_a_gateway_that_init_starts_comes_back_and_ends_with_the_plane(
     from dataplane import session
 
     path = roots["runtime_dir"] / "beside.sock"
-    settings = {**roots, "timeout_s": 20, "gateway": {"listen": f"unix:{path}", "drain_s": 0.5}}
+    settings = {**roots, "host": "embedded", "timeout_s": 20}
+    settings |= {"gateway": {"listen": f"unix:{path}", "drain_s": 0.5}}
     client = session.init(settings, name="beside")
     try:
         (child,) = (each for each in child_module._children if each.pid is not None)
@@ -531,7 +532,8 @@ def test_a_gateway_that_init_starts_comes_back_and_ends_with_the_plane(
 def test_an_init_whose_gateway_may_not_listen_leaves_no_plane(roots: dict[str, Path]) -> None:
     from dataplane import session
 
+    settings = {**roots, "host": "embedded"}
     with pytest.raises(InvalidRequest, match="insecure_allow_anyone"):
-        session.init({**roots, "gateway": {"listen": "0.0.0.0:0"}}, name="open")
+        session.init({**settings, "gateway": {"listen": "0.0.0.0:0"}}, name="open")
     with pytest.raises(PlaneLost):
-        session.connect("open", config=roots)
+        session.connect("open", config=settings)
