@@ -12,7 +12,7 @@ import typer
 from dataplane.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from dataplane.gateway.token_records import Grant, Limits
+    from dataplane.gateway.access.token_records import Grant, Limits
 
 tokens = typer.Typer(
     name="token", help="Tokens of a gateway: who may call it, and what for.", no_args_is_help=True
@@ -86,9 +86,9 @@ def create(
     Example: dataplane token create rollout-7 --file tokens.json
     --role producer --partition 'train*' --expires 30d > rollout-7.token
     """
-    from dataplane.gateway.token_disk import change_records
-    from dataplane.gateway.token_records import limits_record, token_record
-    from dataplane.gateway.tokens import new_token
+    from dataplane.gateway.access.token_disk import change_records
+    from dataplane.gateway.access.token_records import limits_record, token_record
+    from dataplane.gateway.access.tokens import new_token
 
     now = datetime.now(UTC).timestamp()
     token = new_token()
@@ -136,8 +136,8 @@ def bind(
     Example: dataplane token bind judge --file tokens.json
     --subject judge.example.org --role consumer --partition 'train*'
     """
-    from dataplane.gateway.token_disk import change_records
-    from dataplane.gateway.token_records import certificate_record, limits_record
+    from dataplane.gateway.access.token_disk import change_records
+    from dataplane.gateway.access.token_records import certificate_record, limits_record
 
     limits: Limits = limits_record(
         calls_per_s=calls_per_s, bytes_per_s=bytes_per_s, open_streams=open_streams,
@@ -159,7 +159,7 @@ def list_tokens(file: FileOption) -> None:
 
     Example: dataplane token list --file tokens.json
     """
-    from dataplane.gateway.token_disk import read_records
+    from dataplane.gateway.access.token_disk import read_records
 
     records = read_records(file)
     now = datetime.now(UTC).timestamp()
@@ -190,8 +190,8 @@ def revoke(
 
     Example: dataplane token revoke mzxw6ytboi2w --file tokens.json
     """
-    from dataplane.gateway.redaction import redact
-    from dataplane.gateway.token_disk import change_records
+    from dataplane.gateway.access.redaction import redact
+    from dataplane.gateway.access.token_disk import change_records
 
     wanted = frozenset(names)
     gone = change_records(file, lambda records: records.without(wanted))
@@ -231,7 +231,7 @@ def _grants(
     verbs: list[str] | None,
     fields: list[str] | None,
 ) -> tuple[Grant, ...]:
-    from dataplane.gateway.token_records import grant_record
+    from dataplane.gateway.access.token_records import grant_record
 
     if not roles and not verbs:
         raise InvalidRequest("say what it may do, with --role or --verb")

@@ -14,8 +14,8 @@ from dataplane.v1 import dataplane_pb2 as pb
 
 if TYPE_CHECKING:
     from dataplane.client.aio import AsyncClient
-    from dataplane.gateway.limits import Throttle
-    from dataplane.gateway.roles import Principal
+    from dataplane.gateway.access.limits import Throttle
+    from dataplane.gateway.access.roles import Principal
 
 MARGIN_S: Final = 0.5
 """How much earlier than its caller the plane gives up, so that its reason arrives in time."""

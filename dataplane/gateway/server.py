@@ -21,25 +21,25 @@ from dataplane.client.aio import AsyncClient
 from dataplane.client.core import Joined
 from dataplane.config import Config
 from dataplane.errors import InvalidRequest
-from dataplane.gateway.binding import check_binding
+from dataplane.gateway.access.binding import check_binding
+from dataplane.gateway.access.guard import Guard, caller, throttle
+from dataplane.gateway.access.limits import Throttles
+from dataplane.gateway.access.roles import ANYONE
+from dataplane.gateway.access.tls import Certificates, ServerTls
+from dataplane.gateway.access.tokens import TokenFile
 from dataplane.gateway.call import Call
-from dataplane.gateway.claiming import Claiming
+from dataplane.gateway.calls.claiming import Claiming
+from dataplane.gateway.calls.explaining import Explaining
+from dataplane.gateway.calls.grouping import Grouping
+from dataplane.gateway.calls.listing import Looking
+from dataplane.gateway.calls.partitions import Partitions
+from dataplane.gateway.calls.rows import Rows
+from dataplane.gateway.calls.tagging import Tagging
+from dataplane.gateway.calls.trajectories import Trajectories
 from dataplane.gateway.config import GatewayConfig
-from dataplane.gateway.explaining import Explaining
-from dataplane.gateway.grouping import Grouping
-from dataplane.gateway.guard import Guard, caller, throttle
 from dataplane.gateway.health import Health
-from dataplane.gateway.limits import Throttles
-from dataplane.gateway.listing import Looking
-from dataplane.gateway.partitions import Partitions
 from dataplane.gateway.producers import Producers
-from dataplane.gateway.roles import ANYONE
-from dataplane.gateway.rows import Rows
 from dataplane.gateway.service import NAME, Handler, generic_handler
-from dataplane.gateway.tagging import Tagging
-from dataplane.gateway.tls import Certificates, ServerTls
-from dataplane.gateway.tokens import TokenFile
-from dataplane.gateway.trajectories import Trajectories
 
 log = logging.getLogger("dataplane.gateway")
 

@@ -16,8 +16,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from dataplane.errors import DataplaneError, InternalError, InvalidRequest
+from dataplane.gateway.access.unseen import without_unseen
 from dataplane.gateway.call import Call
-from dataplane.gateway.unseen import without_unseen
 from dataplane.protocol.chunks import MALFORMED, parse_put
 from dataplane.protocol.status import code_of, trailers_of
 from dataplane.v1 import dataplane_pb2 as pb

@@ -18,9 +18,9 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-from dataplane.gateway.token_disk import change_records
-from dataplane.gateway.token_records import grant_record, limits_record, token_record
-from dataplane.gateway.tokens import new_token
+from dataplane.gateway.access.token_disk import change_records
+from dataplane.gateway.access.token_records import grant_record, limits_record, token_record
+from dataplane.gateway.access.tokens import new_token
 
 EXAMPLES = Path(__file__).parent
 COMMANDS = Path(sys.executable).parent

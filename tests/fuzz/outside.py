@@ -14,11 +14,11 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from dataplane.errors import DataplaneError, InvalidRequest
-from dataplane.gateway.ingest import ingest
-from dataplane.gateway.roles import VERBS, Grant
-from dataplane.gateway.sequences import IngestRules
-from dataplane.gateway.token_records import Records
-from dataplane.gateway.tokens import split_token
+from dataplane.gateway.access.roles import VERBS, Grant
+from dataplane.gateway.access.token_records import Records
+from dataplane.gateway.access.tokens import split_token
+from dataplane.gateway.trajectory.ingest import ingest
+from dataplane.gateway.trajectory.sequences import IngestRules
 from dataplane.protocol.cells import arrays_of, cells_of, shape_from
 from dataplane.protocol.status import ERROR_KEY, error_of, trailers_of
 from dataplane.protocol.values import (

@@ -13,10 +13,16 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import _async as reflection
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
-from dataplane.gateway.guard import Guard, caller, throttle
-from dataplane.gateway.token_disk import change_records
-from dataplane.gateway.token_records import Grant, Limits, grant_record, limits_record, token_record
-from dataplane.gateway.tokens import NewToken, new_token
+from dataplane.gateway.access.guard import Guard, caller, throttle
+from dataplane.gateway.access.token_disk import change_records
+from dataplane.gateway.access.token_records import (
+    Grant,
+    Limits,
+    grant_record,
+    limits_record,
+    token_record,
+)
+from dataplane.gateway.access.tokens import NewToken, new_token
 from dataplane.v1 import dataplane_pb2 as pb
 from dataplane.v1 import dataplane_pb2_grpc as pb_grpc
 

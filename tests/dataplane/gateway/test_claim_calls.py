@@ -171,7 +171,7 @@ async def test_what_was_granted_to_who_has_gone_goes_back(
     caller: Caller, plane: Plane, partition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller leaves between the grant and its answer."""
-    from dataplane.gateway import claiming
+    from dataplane.gateway.calls import claiming
 
     put(plane, partition, 2)
     granted, gate = asyncio.Event(), asyncio.Event()

@@ -16,13 +16,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from dataplane.errors import InternalError, InvalidRequest, KeyNotFound, RateLimited, Unreachable
-from dataplane.gateway.caller import REFUSED
-from dataplane.gateway.guard import Guard, caller, throttle
-from dataplane.gateway.limits import Throttles
-from dataplane.gateway.roles import ANYONE, METHODS, ROLES
-from dataplane.gateway.token_disk import change_records
-from dataplane.gateway.token_records import Records
-from dataplane.gateway.tokens import NewToken, TokenFile
+from dataplane.gateway.access.caller import REFUSED
+from dataplane.gateway.access.guard import Guard, caller, throttle
+from dataplane.gateway.access.limits import Throttles
+from dataplane.gateway.access.roles import ANYONE, METHODS, ROLES
+from dataplane.gateway.access.token_disk import change_records
+from dataplane.gateway.access.token_records import Records
+from dataplane.gateway.access.tokens import NewToken, TokenFile
 from dataplane.protocol.status import error_of
 from dataplane.v1 import dataplane_pb2 as pb
 from dataplane.v1 import dataplane_pb2_grpc as pb_grpc

@@ -16,7 +16,7 @@ from agentloop.trajectory.rows import trajectory_fields, trajectory_tags
 from agentloop.trajectory.state import RolloutState, Status
 from dataplane import InvalidRequest
 from dataplane.fields import PROMPT_TAGS, TRAJECTORY_TAGS
-from dataplane.gateway.ingest import Ingested, IngestRules, ingest
+from dataplane.gateway.trajectory.ingest import Ingested, IngestRules, ingest
 from dataplane.protocol.values import tags_to, to_value
 from dataplane.v1 import dataplane_pb2 as pb
 from tests.agentloop.states import canonical_states, completed, tool_loop

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.errors import InvalidRequest, RateLimited
-from dataplane.gateway.limits import MAX_IDLE, Limits, Throttle, Throttles
+from dataplane.gateway.access.limits import MAX_IDLE, Limits, Throttle, Throttles
 
 
 class Clock:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from dataplane.errors import DeadlineExceeded, InvalidRequest, PartitionNotFound, TooOld
-from dataplane.gateway import listed as listed_module
-from dataplane.gateway import listing as listing_module
-from dataplane.gateway.listed import Listed
+from dataplane.gateway.calls import listed as listed_module
+from dataplane.gateway.calls import listing as listing_module
+from dataplane.gateway.calls.listed import Listed
 from dataplane.gateway.server import GatewayServer
 from dataplane.protocol.values import tags_from, to_value
 from dataplane.v1 import dataplane_pb2 as pb

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dataplane.errors import InvalidRequest, TooOld
-from dataplane.gateway.pages import Kept, Pages
+from dataplane.gateway.calls.pages import Kept, Pages
 from dataplane.types import Revision
 
 AT = Revision(1, 7)

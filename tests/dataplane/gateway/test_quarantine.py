@@ -11,8 +11,8 @@ from hypothesis import given
 from dataplane import InvalidRequest
 from dataplane.codec.encode import encode_batch
 from dataplane.codec.tags import pack_tags_many
-from dataplane.gateway.ingest import IngestRules, Refused, ingest
-from dataplane.gateway.quarantine import FIELD, quarantine_of, quarantined, sent
+from dataplane.gateway.trajectory.ingest import IngestRules, Refused, ingest
+from dataplane.gateway.trajectory.quarantine import FIELD, quarantine_of, quarantined, sent
 from dataplane.protocol.values import tags_to, to_value
 from dataplane.tags.keys import check_keys
 from dataplane.v1 import dataplane_pb2 as pb

@@ -9,9 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.errors import InvalidRequest, PermissionDenied
-from dataplane.gateway.binding import check_binding, is_local
-from dataplane.gateway.limits import Limits
-from dataplane.gateway.roles import ANYONE, METHODS, OWN, ROLES, VERBS, Grant, Principal, verbs_of
+from dataplane.gateway.access.binding import check_binding, is_local
+from dataplane.gateway.access.limits import Limits
+from dataplane.gateway.access.roles import (
+    ANYONE,
+    METHODS,
+    OWN,
+    ROLES,
+    VERBS,
+    Grant,
+    Principal,
+    verbs_of,
+)
 from dataplane.v1 import dataplane_pb2 as pb
 
 RPCS = {method.name for method in pb.DESCRIPTOR.services_by_name["DataPlaneService"].methods}

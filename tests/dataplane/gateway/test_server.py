@@ -30,11 +30,17 @@ from dataplane.errors import (
     Unreachable,
 )
 from dataplane.gateway import health
+from dataplane.gateway.access.token_disk import change_records
+from dataplane.gateway.access.token_records import (
+    Grant,
+    Limits,
+    grant_record,
+    limits_record,
+    token_record,
+)
+from dataplane.gateway.access.tokens import NewToken, new_token
 from dataplane.gateway.config import GatewayConfig
 from dataplane.gateway.server import GatewayServer
-from dataplane.gateway.token_disk import change_records
-from dataplane.gateway.token_records import Grant, Limits, grant_record, limits_record, token_record
-from dataplane.gateway.tokens import NewToken, new_token
 from dataplane.v1 import dataplane_pb2 as pb
 from tests.dataplane.gateway.gateways import (
     Caller,

@@ -19,15 +19,22 @@ import pytest
 import trustme
 
 from dataplane.errors import InvalidRequest
-from dataplane.gateway.caller import REFUSED
-from dataplane.gateway.guard import Guard
-from dataplane.gateway.limits import Throttles
-from dataplane.gateway.roles import ANYONE
-from dataplane.gateway.tls import Certificates, ServerTls
-from dataplane.gateway.tokens import TokenFile
+from dataplane.gateway.access.caller import REFUSED
+from dataplane.gateway.access.guard import Guard
+from dataplane.gateway.access.limits import Throttles
+from dataplane.gateway.access.roles import ANYONE
+from dataplane.gateway.access.tls import Certificates, ServerTls
+from dataplane.gateway.access.tokens import TokenFile
 from dataplane.v1 import dataplane_pb2 as pb
 from dataplane.v1 import dataplane_pb2_grpc as pb_grpc
-from tests.dataplane.gateway.guarded import LOCAL_POOL, Service, add_token, ask, bearer, serving
+from tests.dataplane.gateway.guarded import (
+    LOCAL_POOL,
+    Service,
+    add_token,
+    ask,
+    bearer,
+    serving,
+)
 from tests.deadline import until
 
 Code = grpc.StatusCode
@@ -471,6 +478,6 @@ def test_files_are_read_only_when_they_have_changed(
     def fails(tls: ServerTls) -> Any:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("dataplane.gateway.tls._read", fails)
+    monkeypatch.setattr("dataplane.gateway.access.tls._read", fails)
     files.show(ca)
     assert certificates.renewed() is None

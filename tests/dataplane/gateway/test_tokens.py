@@ -19,12 +19,17 @@ from typer.testing import CliRunner
 
 from dataplane.cli.tokens import expiry, tokens
 from dataplane.errors import InvalidRequest
-from dataplane.gateway.limits import Limits
-from dataplane.gateway.redaction import RedactTokens, redact
-from dataplane.gateway.roles import ROLES, Grant, Principal
-from dataplane.gateway.token_disk import change_records, read_records
-from dataplane.gateway.token_records import Records, grant_record, limits_record, token_record
-from dataplane.gateway.tokens import NewToken, TokenFile, new_token, split_token
+from dataplane.gateway.access.limits import Limits
+from dataplane.gateway.access.redaction import RedactTokens, redact
+from dataplane.gateway.access.roles import ROLES, Grant, Principal
+from dataplane.gateway.access.token_disk import change_records, read_records
+from dataplane.gateway.access.token_records import (
+    Records,
+    grant_record,
+    limits_record,
+    token_record,
+)
+from dataplane.gateway.access.tokens import NewToken, TokenFile, new_token, split_token
 
 NOW = 1_800_000_000.0
 NOBODY = "dpt_" + "a" * 12 + "_" + "A" * 43
@@ -186,7 +191,7 @@ def test_the_file_is_read_only_when_it_has_changed(
         reads.append(path)
         return read_records(path)
 
-    monkeypatch.setattr("dataplane.gateway.tokens.read_records", counting)
+    monkeypatch.setattr("dataplane.gateway.access.tokens.read_records", counting)
     for _ in range(100):
         monotonic.now += 10
         assert file.find(token.text)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from dataplane.errors import AlreadyWritten, InvalidRequest, PermissionDenied, StaleWrite
+from dataplane.gateway.access.token_disk import change_records
+from dataplane.gateway.access.token_records import grant_record, limits_record, token_record
+from dataplane.gateway.access.tokens import new_token
 from dataplane.gateway.producers import plane_client_id
 from dataplane.gateway.server import GatewayServer
-from dataplane.gateway.token_disk import change_records
-from dataplane.gateway.token_records import grant_record, limits_record, token_record
-from dataplane.gateway.tokens import new_token
 from dataplane.protocol.values import to_value
 from dataplane.types import Quota
 from dataplane.v1 import dataplane_pb2 as pb
@@ -137,7 +137,7 @@ async def test_where_none_is_right_nothing_is_put(
 async def test_a_full_quarantine_keeps_what_it_has_and_reasons_are_told_all_the_same(
     serve: Serve, callers: Callers, plane: Plane, partition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataplane.gateway import trajectories
+    from dataplane.gateway.calls import trajectories
 
     monkeypatch.setattr(trajectories, "QUARANTINE_S", 0.3)
     caller = await callers(await serve(quarantine_rows=1))

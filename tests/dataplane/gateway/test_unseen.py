@@ -12,9 +12,9 @@ from dataplane.errors import (
     QuotaExceeded,
     StaleWrite,
 )
-from dataplane.gateway.limits import Limits
-from dataplane.gateway.roles import ANYONE, VERBS, Grant, Principal
-from dataplane.gateway.unseen import without_unseen
+from dataplane.gateway.access.limits import Limits
+from dataplane.gateway.access.roles import ANYONE, VERBS, Grant, Principal
+from dataplane.gateway.access.unseen import without_unseen
 
 SOME = Principal("some", (Grant("mine*", VERBS), Grant("*.val", VERBS)), Limits())
 WHY = "there is no partition 'mine'; 3 rows wanted; there are 'secret', 'b' and 5 more\n2 wait"

@@ -15,8 +15,8 @@ from dataplane.codec.foreign import block_of
 from dataplane.codec.shapes import Column
 from dataplane.codec.template import ALIGN
 from dataplane.errors import InvalidRequest, OutOfRange, RateLimited
-from dataplane.gateway.budget import Budget
-from dataplane.gateway.uploads import (
+from dataplane.gateway.calls.budget import Budget
+from dataplane.gateway.calls.uploads import (
     JOINED_BYTES,
     SMALL_BYTES,
     Header,

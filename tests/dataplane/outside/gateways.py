@@ -12,12 +12,12 @@ from typing import Any
 
 import trustme
 
+from dataplane.gateway.access.guard import caller
+from dataplane.gateway.access.token_disk import change_records
+from dataplane.gateway.access.token_records import grant_record, limits_record, token_record
+from dataplane.gateway.access.tokens import new_token
 from dataplane.gateway.config import GatewayConfig
-from dataplane.gateway.guard import caller
 from dataplane.gateway.server import GatewayServer
-from dataplane.gateway.token_disk import change_records
-from dataplane.gateway.token_records import grant_record, limits_record, token_record
-from dataplane.gateway.tokens import new_token
 from dataplane.session import join, settings_of
 from tests.contract.planes import running_loop
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataplane.errors import InvalidRequest
-from dataplane.gateway.ingest import IngestRules, ingest
+from dataplane.gateway.trajectory.ingest import IngestRules, ingest
 from dataplane.producer.trajectory import Trajectory, alike
 from dataplane.protocol.values import from_value, tags_from
 from dataplane.v1 import dataplane_pb2 as pb

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from dataplane.errors import InvalidRequest, PermissionDenied, quote
-from dataplane.gateway.limits import Limits
+from dataplane.gateway.access.limits import Limits
 
 VERBS: Final = frozenset(
     {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dataplane.errors import InvalidRequest, PermissionDenied
-from dataplane.gateway.arguments import keys_of, revision_to, where_of
 from dataplane.gateway.call import Call
+from dataplane.gateway.calls.arguments import keys_of, revision_to, where_of
 from dataplane.gateway.config import GatewayConfig
 from dataplane.gateway.service import Handler
 from dataplane.protocol.values import to_value

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dataplane.gateway.budget import Budget
+from dataplane.gateway.calls.budget import Budget
+from dataplane.gateway.calls.gets import Gets
+from dataplane.gateway.calls.puts import Puts
+from dataplane.gateway.calls.uploads import Uploads
 from dataplane.gateway.config import GatewayConfig
-from dataplane.gateway.gets import Gets
-from dataplane.gateway.puts import Puts
-from dataplane.gateway.uploads import Uploads
 
 if TYPE_CHECKING:
     from dataplane.gateway.service import Handler

@@ -20,11 +20,11 @@ from typing import Any, Final, cast
 import grpc
 
 from dataplane.errors import DataplaneError, InvalidRequest, PermissionDenied, Unauthenticated
-from dataplane.gateway.caller import REFUSED, Caller, caller, enter, pace, throttle
-from dataplane.gateway.guarded import Context, Handler, guarded_handler, refusing
-from dataplane.gateway.limits import Throttles
-from dataplane.gateway.roles import METHODS, Principal
-from dataplane.gateway.tokens import TokenFile
+from dataplane.gateway.access.caller import REFUSED, Caller, caller, enter, pace, throttle
+from dataplane.gateway.access.guarded import Context, Handler, guarded_handler, refusing
+from dataplane.gateway.access.limits import Throttles
+from dataplane.gateway.access.roles import METHODS, Principal
+from dataplane.gateway.access.tokens import TokenFile
 
 __all__ = ["Guard", "caller", "pace", "throttle"]
 

@@ -21,12 +21,12 @@ from dataplane.errors import (
     OutcomeUnknown,
     Unreachable,
 )
-from dataplane.gateway.arguments import revision_to
-from dataplane.gateway.budget import Budget, room_for
+from dataplane.gateway.calls.arguments import revision_to
+from dataplane.gateway.calls.budget import Budget, room_for
+from dataplane.gateway.calls.objects import INLINE_BYTES, bool_bytes, object_bytes, stored_block
+from dataplane.gateway.calls.uploads import Header, Owner, Upload, Uploads, header_of
 from dataplane.gateway.config import GatewayConfig
-from dataplane.gateway.objects import INLINE_BYTES, bool_bytes, object_bytes, stored_block
 from dataplane.gateway.producers import check_client_id
-from dataplane.gateway.uploads import Header, Owner, Upload, Uploads, header_of
 from dataplane.protocol.chunks import Chunk, Malformed
 from dataplane.protocol.values import tags_to
 from dataplane.tags.keys import check_name

@@ -17,7 +17,7 @@ from dataplane.errors import (
     QuotaExceeded,
     StaleWrite,
 )
-from dataplane.gateway.roles import Principal
+from dataplane.gateway.access.roles import Principal
 
 _ABSENT: Final = "there is no partition "
 _OTHERS: Final = "; there "

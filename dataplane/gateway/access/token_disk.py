@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from dataplane.errors import InvalidRequest
-from dataplane.gateway.token_records import Records
+from dataplane.gateway.access.token_records import Records
 
 Result = TypeVar("Result")
 

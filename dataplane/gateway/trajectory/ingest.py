@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, cast
 from dataplane.codec.tags import pack_tags
 from dataplane.errors import InvalidRequest
 from dataplane.fields import PROMPT_TAGS, RESERVED, TRAJECTORY_TAGS
-from dataplane.gateway.sequences import IngestRules, sequence
+from dataplane.gateway.trajectory.sequences import IngestRules, sequence
 from dataplane.protocol.values import from_value, tags_from
 from dataplane.tags.keys import check_name
 from dataplane.v1 import dataplane_pb2 as pb

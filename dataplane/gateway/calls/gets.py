@@ -18,11 +18,11 @@ from dataplane.client.get import TRIES, vanished
 from dataplane.client.raw import Read, look_up, read
 from dataplane.codec.shapes import OBJECT, Column
 from dataplane.errors import InvalidRequest
-from dataplane.gateway.arguments import keys_of, names_of, revision_to
-from dataplane.gateway.budget import Budget, room_for
+from dataplane.gateway.calls.arguments import keys_of, names_of, revision_to
+from dataplane.gateway.calls.budget import Budget, room_for
+from dataplane.gateway.calls.objects import INLINE_BYTES, sent_rows
+from dataplane.gateway.calls.patience import Patience
 from dataplane.gateway.config import GatewayConfig
-from dataplane.gateway.objects import INLINE_BYTES, sent_rows
-from dataplane.gateway.patience import Patience
 from dataplane.protocol.cells import Shape, shape_of
 from dataplane.protocol.chunks import chunks_of
 from dataplane.v1 import dataplane_pb2 as pb

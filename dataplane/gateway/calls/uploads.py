@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from dataplane.codec.shapes import MAX_ROWS, OBJECT
 from dataplane.codec.tags import pack_tags_many
 from dataplane.errors import InvalidRequest, OutOfRange
-from dataplane.gateway.arguments import flags_of
+from dataplane.gateway.calls.arguments import flags_of
 from dataplane.protocol.cells import Shape, shape_from
 from dataplane.protocol.values import tags_from
 from dataplane.tags.keys import check_keys, check_name

@@ -19,11 +19,11 @@ from dataplane.client.results import Listing
 from dataplane.client.tags import present
 from dataplane.client.wait import Told, wait_listing, watch_listing
 from dataplane.errors import InvalidRequest, TooOld
-from dataplane.gateway.arguments import names_of, revision_to, since_of, where_of
 from dataplane.gateway.call import Call
+from dataplane.gateway.calls.arguments import names_of, revision_to, since_of, where_of
+from dataplane.gateway.calls.listed import FRAME_BYTES, SPARE_BYTES, Listed
+from dataplane.gateway.calls.pages import Pages
 from dataplane.gateway.config import GatewayConfig
-from dataplane.gateway.listed import FRAME_BYTES, SPARE_BYTES, Listed
-from dataplane.gateway.pages import Pages
 from dataplane.gateway.service import Handler
 from dataplane.types import Revision
 from dataplane.v1 import dataplane_pb2 as pb

@@ -34,10 +34,10 @@ from pydantic import (
 )
 
 from dataplane.errors import InvalidRequest
-from dataplane.gateway import limits as _limits
-from dataplane.gateway import roles as _roles
-from dataplane.gateway.redaction import redact
-from dataplane.gateway.roles import ANYONE, Principal
+from dataplane.gateway.access import limits as _limits
+from dataplane.gateway.access import roles as _roles
+from dataplane.gateway.access.redaction import redact
+from dataplane.gateway.access.roles import ANYONE, Principal
 
 Made = TypeVar("Made")
 

@@ -7,8 +7,8 @@ from dataplane.client.effects import Verb
 from dataplane.client.put import put_block
 from dataplane.codec.tags import pack_tags_many
 from dataplane.errors import InvalidRequest
-from dataplane.gateway.arguments import flags_of, keys_of, revision_to
 from dataplane.gateway.call import Call
+from dataplane.gateway.calls.arguments import flags_of, keys_of, revision_to
 from dataplane.gateway.config import GatewayConfig
 from dataplane.gateway.service import Handler
 from dataplane.protocol.values import tags_from, tags_to

@@ -14,7 +14,7 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from dataplane.errors import InvalidRequest
-from dataplane.gateway.ingest import Refused
+from dataplane.gateway.trajectory.ingest import Refused
 from dataplane.protocol.values import from_value, tags_from
 from dataplane.tags.keys import check_name
 from dataplane.v1 import dataplane_pb2 as pb

@@ -20,10 +20,10 @@ from dataplane.client.effects import Verb
 from dataplane.client.groups import GRACE_S
 from dataplane.client.tags import present
 from dataplane.errors import DataplaneError
-from dataplane.gateway.arguments import keys_of, names_of, revision_to, where_of
 from dataplane.gateway.call import Call
+from dataplane.gateway.calls.arguments import keys_of, names_of, revision_to, where_of
+from dataplane.gateway.calls.listed import SPARE_BYTES, Listed
 from dataplane.gateway.config import GatewayConfig
-from dataplane.gateway.listed import SPARE_BYTES, Listed
 from dataplane.gateway.producers import claiming
 from dataplane.gateway.service import Handler
 from dataplane.types import Claim, KVBatchMeta, Revision

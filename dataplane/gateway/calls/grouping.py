@@ -6,8 +6,8 @@ from dataplane.client.core import Core
 from dataplane.client.effects import Verb
 from dataplane.client.groups import end_group
 from dataplane.errors import InvalidRequest
-from dataplane.gateway.arguments import revision_to
 from dataplane.gateway.call import Call
+from dataplane.gateway.calls.arguments import revision_to
 from dataplane.gateway.config import GatewayConfig
 from dataplane.gateway.service import Handler
 from dataplane.types import Revision

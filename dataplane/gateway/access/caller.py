@@ -7,9 +7,9 @@ from contextvars import ContextVar
 from typing import Final, NamedTuple
 
 from dataplane.errors import InternalError, Unauthenticated, Unreachable
-from dataplane.gateway.limits import Throttle
-from dataplane.gateway.roles import Principal
-from dataplane.gateway.tokens import TokenFile
+from dataplane.gateway.access.limits import Throttle
+from dataplane.gateway.access.roles import Principal
+from dataplane.gateway.access.tokens import TokenFile
 
 REFUSED: Final = (
     "these are no credentials that hold: send a token as metadata `authorization: Bearer <token>`, "

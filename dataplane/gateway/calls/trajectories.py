@@ -28,14 +28,14 @@ from dataplane.errors import (
     QuotaExceeded,
     SchemaMismatch,
 )
-from dataplane.gateway.arguments import flags_of, revision_to
 from dataplane.gateway.call import Call
+from dataplane.gateway.calls.arguments import flags_of, revision_to
 from dataplane.gateway.config import GatewayConfig
-from dataplane.gateway.ingest import Ingested, Refused, ingest
 from dataplane.gateway.producers import check_client_id, plane_client_id
-from dataplane.gateway.quarantine import Quarantined, quarantined
-from dataplane.gateway.sequences import IngestRules
 from dataplane.gateway.service import Handler
+from dataplane.gateway.trajectory.ingest import Ingested, Refused, ingest
+from dataplane.gateway.trajectory.quarantine import Quarantined, quarantined
+from dataplane.gateway.trajectory.sequences import IngestRules
 from dataplane.protocol.cells import cells_of
 from dataplane.types import KVBatchMeta, Quota, Revision
 from dataplane.v1 import dataplane_pb2 as pb

@@ -13,8 +13,8 @@ from dataplane.client.partitions import explain
 from dataplane.client.tags import present
 from dataplane.codec.shapes import MAX_ROWS
 from dataplane.errors import InvalidRequest, OutcomeUnknown
-from dataplane.gateway.arguments import names_of, revision_to, where_of
 from dataplane.gateway.call import Call
+from dataplane.gateway.calls.arguments import names_of, revision_to, where_of
 from dataplane.gateway.config import GatewayConfig
 from dataplane.gateway.producers import check_client_id, plane_client_id
 from dataplane.gateway.service import Handler

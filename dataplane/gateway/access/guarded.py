@@ -16,8 +16,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from dataplane.errors import DataplaneError, InvalidRequest
-from dataplane.gateway.caller import Caller
-from dataplane.gateway.limits import Throttle
+from dataplane.gateway.access.caller import Caller
+from dataplane.gateway.access.limits import Throttle
 from dataplane.protocol.status import code_of, trailers_of
 
 Handler = Any

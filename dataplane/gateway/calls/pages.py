@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dataplane.errors import InvalidRequest, TooOld
-from dataplane.gateway.listed import Listed
+from dataplane.gateway.calls.listed import Listed
 from dataplane.types import Revision
 
 MAX_TOKEN: Final = 64

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from dataplane.errors import InvalidRequest
-from dataplane.gateway.roles import Principal
-from dataplane.gateway.token_disk import read_records, state_of
-from dataplane.gateway.token_records import Records, Token
+from dataplane.gateway.access.roles import Principal
+from dataplane.gateway.access.token_disk import read_records, state_of
+from dataplane.gateway.access.token_records import Records, Token
 
 log = logging.getLogger("dataplane.gateway")
 

@@ -1,0 +1,1 @@
+"""Who may call a gateway, and how much: tokens, certificates, grants, limits."""

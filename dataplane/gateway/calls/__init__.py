@@ -1,0 +1,1 @@
+"""The calls of the protocol, one file for each group of them, and what they share."""

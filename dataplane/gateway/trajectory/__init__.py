@@ -1,0 +1,1 @@
+"""Trajectories of others: what is checked of them, the rows they become, and quarantine."""
