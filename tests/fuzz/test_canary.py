@@ -26,7 +26,7 @@ from tests.fuzz import wire
 from tests.fuzz.canary import canaries
 from tests.fuzz.targets import TARGETS
 
-PLACES = 15
+PLACES = 8
 """Places of each decoder's formats in which a pickle is tried, of those that there are."""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-RUNS = 1000
+RUNS = 600
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
