@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
 STEPS = 4
+TRIES = 4
 
 
 def start(file: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -71,8 +72,12 @@ def settings_of(folder: Path) -> Path:
     return write_run(folder, train__total_train_steps=STEPS)
 
 
+class Missed(Exception):
+    """The run was over before its moment was seen: steps of this size take a blink."""
+
+
 class Watcher:
-    """Looks at a run from outside."""
+    """Looks at a run from outside. Its ways of looking raise Missed once the run is over."""
 
     def __init__(self, folder: Path, run: subprocess.Popen[bytes]) -> None:
         self.run = run
@@ -82,7 +87,8 @@ class Watcher:
         }  # fmt: skip
 
         def join() -> Client | None:
-            assert run.poll() is None, "the run ended before it was looked at"
+            if run.poll() is not None:
+                raise Missed("it was looked at")
             try:
                 return dataplane.connect(f"small-{run.pid}", config=settings)
             except DataplaneError:
@@ -98,7 +104,8 @@ class Watcher:
     def until(self, condition: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + START_S
         while not condition():
-            assert self.run.poll() is None, f"the run ended before: {what}"
+            if self.run.poll() is not None:
+                raise Missed(what)
             assert time.monotonic() < deadline, f"not in {START_S:g} s: {what}"
 
     def rows(self, step: int) -> list[tuple[frozenset[str], dict[str, Any]]]:
@@ -109,6 +116,8 @@ class Watcher:
             )
         except dataplane.PartitionNotFound:
             return []
+        except dataplane.PlaneLost as error:
+            raise Missed("its plane was looked at") from error
         return [(frozenset(f), dict(t)) for f, t in zip(found.fields, found.tags, strict=True)]
 
 
@@ -144,12 +153,18 @@ def undisturbed() -> str:
 def test_a_killed_run_that_is_resumed_ends_with_the_same_weights(
     moment: Callable[[Watcher, int], None], undisturbed: str
 ) -> None:
-    with short_folder() as folder:
-        killed_and_resumed(folder, moment)
-        assert digest(folder) == undisturbed
-        summary = json.loads((folder / "run" / "summary.json").read_text())
-        assert (summary["steps"], summary["rows_left"]) == (STEPS, 0)
-        assert not list((folder / "run" / "checkpoints").glob("*.partial-*"))
+    for left in reversed(range(TRIES)):
+        with short_folder() as folder:
+            try:
+                killed_and_resumed(folder, moment)
+            except Missed:
+                assert left, f"the moment was missed {TRIES} times"
+                continue
+            assert digest(folder) == undisturbed
+            summary = json.loads((folder / "run" / "summary.json").read_text())
+            assert (summary["steps"], summary["rows_left"]) == (STEPS, 0)
+            assert not list((folder / "run" / "checkpoints").glob("*.partial-*"))
+            return
 
 
 def killed_and_resumed(folder: Path, moment: Callable[[Watcher, int], None]) -> None:
@@ -166,5 +181,6 @@ def killed_and_resumed(folder: Path, moment: Callable[[Watcher, int], None]) -> 
     finally:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
+        if run.stderr is not None and not run.stderr.closed:
             run.communicate(timeout=60)
     ended(start(file, "--resume"))

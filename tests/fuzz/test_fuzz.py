@@ -1,4 +1,4 @@
-"""Every decoder against a few thousand inputs that nobody sends: nothing leaves it but refusals.
+"""Every decoder against hundreds of inputs that nobody sends: nothing leaves it but refusals.
 
 `make fuzz` does the same for ten minutes each. What was ever found is replayed by test_replay.
 """

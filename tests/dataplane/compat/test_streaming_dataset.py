@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset, str
 from transfer_queue.metadata import BatchMeta
 
 from dataplane.errors import DeadlineExceeded, InvalidRequest
+
+ROOT = Path(__file__).parents[3]
 
 CONFIG: dict[str, Any] = {
     "controller": {"zmq_info": {"plane": "none", "address": "/none", "config": {}}},
@@ -154,13 +159,26 @@ def test_a_wait_that_ends_without_rows_is_no_error_while_the_end_is_looked_for()
         next(endless)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_workers_share_the_batches_out_and_none_is_asked_for_twice() -> None:
+def share_out() -> None:
+    """The batches of two forked workers."""
     of = dataset(Stream(), looks=2)
     loader = StreamingDataLoader(of, num_workers=2)
     # Worker 0 has the batches 0 and 2, worker 1 has 1 and 3.
     assert sorted(rows(loader)) == list(range(2 * COUNT))
     assert loader.get_buffer() == []
+
+
+def test_workers_share_the_batches_out_and_none_is_asked_for_twice() -> None:
+    """In a process of its own: a worker that is forked from one with threads of gRPC, as other
+    tests leave them, may die of those."""
+    code = (
+        "import dataplane.compat; dataplane.compat.activate(); "
+        "from tests.dataplane.compat.test_streaming_dataset import share_out; share_out()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_loader_without_workers_is_the_dataset() -> None:
