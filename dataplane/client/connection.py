@@ -11,12 +11,10 @@ import select
 import socket
 import ssl
 import struct
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from dataplane.client.core import Core, StoreView
 from dataplane.errors import (
@@ -40,6 +38,7 @@ from dataplane.wire.frames import (
     parse_header,
     parse_prefix,
 )
+from dataplane.wire.sockets import made, made_for
 
 CONNECT_PAUSE_S = 0.02
 LONGEST_CONNECT_PAUSE_S = 0.25
@@ -95,11 +94,10 @@ class Connection:
     ) -> Connection:
         """A greeted connection. Errors of the socket pass as OSError."""
         if local and address.unix is not None:
-            sock = _made(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            sock = made(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             target: Any = address.unix
         elif address.tcp is not None:
-            family = socket.AF_INET6 if ":" in address.tcp[0] else socket.AF_INET
-            sock = _made(lambda: socket.socket(family, socket.SOCK_STREAM))
+            sock = made_for(address.tcp[0])
             prepare_tcp(sock)
             target = address.tcp
         else:
@@ -109,7 +107,7 @@ class Connection:
             sock.connect(target)
             if tls is not None and sock.family != socket.AF_UNIX:
                 context, plain = tls.client(), sock
-                wrapped = _made(lambda: context.wrap_socket(plain, do_handshake_on_connect=False))
+                wrapped = made(lambda: context.wrap_socket(plain, do_handshake_on_connect=False))
                 sock = wrapped
                 try:
                     wrapped.do_handshake()
@@ -445,34 +443,3 @@ def _left(deadline: float) -> float:
     if left <= 0:
         raise TimeoutError
     return left
-
-
-_Made = TypeVar("_Made", bound=socket.socket)
-
-_making = threading.Lock()
-"""Held while a socket is made and until it is noted; so nothing forks in between."""
-_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-"""All that were made here and are in use, also those that are not connected yet: another thread may
-be about it when the process forks, and a copy in the child would keep a dead parent attached."""
-
-
-def _made(make: Callable[[], _Made]) -> _Made:
-    with _making:
-        sock = make()
-        _sockets.add(sock)
-    return sock
-
-
-def _after_fork_in_child() -> None:
-    _making.release()
-    for sock in list(_sockets):
-        fd = sock.detach()
-        if fd >= 0:
-            os.close(fd)
-
-
-os.register_at_fork(
-    before=_making.acquire,
-    after_in_parent=_making.release,
-    after_in_child=_after_fork_in_child,
-)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -25,6 +26,7 @@ from dataplane.wire.frames import (
     parse_header,
     parse_prefix,
 )
+from dataplane.wire.sockets import made, made_for
 
 RECEIVE_BYTES = 256 << 10
 CLOSED = "the connection was closed"
@@ -88,18 +90,21 @@ class Channel(asyncio.BufferedProtocol):
         """A greeted connection. Errors of the socket pass as OSError."""
         loop = asyncio.get_running_loop()
         if local and address.unix is not None:
-            _, channel = await loop.create_unix_connection(lambda: cls(on_request), address.unix)
+            sock = made(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            await _connected(loop, sock, address.unix)
+            _, channel = await loop.create_unix_connection(lambda: cls(on_request), sock=sock)
         elif address.tcp is not None:
-            host, port = address.tcp
+            sock = made_for(address.tcp[0])
+            prepare_tcp(sock)
+            await _connected(loop, sock, address.tcp)
             context = tls.client() if tls else None
+            name = address.tcp[0] if tls else None
             try:
-                transport, channel = await loop.create_connection(
-                    lambda: cls(on_request), host, port, ssl=context
+                _, channel = await loop.create_connection(
+                    lambda: cls(on_request), sock=sock, ssl=context, server_hostname=name
                 )
             except ssl.SSLError as error:
                 raise Unauthenticated(f"TLS with {address} failed: {error}") from error
-            raw: Any = transport.get_extra_info("socket")
-            prepare_tcp(raw)
             channel.local = False
         else:
             raise Unreachable(f"no way from here to {address}")
@@ -308,6 +313,18 @@ class Channel(asyncio.BufferedProtocol):
             future.set_result(Answer(body, payload))
         else:
             future.set_exception(from_wire(body))
+
+
+async def _connected(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, target: str | tuple[str, int]
+) -> None:
+    """Connect a socket, or close it."""
+    try:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, target)
+    except BaseException:
+        sock.close()
+        raise
 
 
 _Alloc = Callable[[Body, int], memoryview]

@@ -57,6 +57,8 @@ log = logging.getLogger("dataplane.host")
 JOIN_PAUSE_S = 0.1
 AGAIN_PAUSE_S = 2.0
 """Before a store that could not come up, on a full disk say, is started once more."""
+LEAVE_PAUSE_S = 5.0
+"""Before Ray is asked once more to end an actor."""
 NODES_LOOK_S = 1.0
 """Between two looks at which nodes are alive."""
 
@@ -152,13 +154,17 @@ class _Serving(ABC):
         self._ready.set()
 
     def _leave(self) -> None:
-        """End this actor for good, so that its name is free."""
-        try:
-            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-        except Exception:
-            log.exception("the actor could not end itself through Ray")
-        threading.Event().wait(5.0)
-        os._exit(0)
+        """End this actor for good, so that its name is free.
+
+        Never by itself, however slow Ray is: it would be started again, and a plane that has ended
+        would be there once more, empty. Where Ray is gone, so is this process soon.
+        """
+        while True:
+            try:
+                ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+            except Exception:
+                log.exception("the actor could not end itself through Ray; it is tried again")
+            threading.Event().wait(LEAVE_PAUSE_S)
 
 
 def _folders(name: str, plane_id: str, config: Config) -> Folders:
