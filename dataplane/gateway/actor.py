@@ -32,6 +32,7 @@ from dataplane.gateway.config import GatewayConfig
 from dataplane.gateway.process import prepare_process, serve
 from dataplane.gateway.server import GatewayServer
 from dataplane.host.ray import plane as host
+from dataplane.host.ray.ending import end_this_actor
 from dataplane.host.ray.lookup import NAMESPACE, Answer, ray, store_id_of
 
 log = logging.getLogger("dataplane.gateway")
@@ -143,13 +144,7 @@ class _Serving:
         except Exception as error:
             log.exception("the gateway ended")
             self._fail(InternalError(f"{type(error).__name__}: {error}"))
-        # End this actor for good, so that its name is free.
-        try:
-            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-        except Exception:
-            log.exception("the actor could not end itself through Ray")
-        threading.Event().wait(READ_S)
-        os._exit(0)
+        end_this_actor()
 
     async def _serve(self, joined: Any) -> None:
         def ready(server: GatewayServer) -> None:

@@ -97,4 +97,4 @@ async def test_no_pickle_that_comes_by_grpc_is_loaded(roots: dict[str, Path], sa
                         else:
                             await call
             assert (await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)).plane_id
-        assert plane.client.kv_list_partitions() == {} or not plane.client.kv_list("p").keys
+        assert "p" not in plane.client.kv_list_partitions()

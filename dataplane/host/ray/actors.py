@@ -42,6 +42,7 @@ from dataplane.host.folders import (
     sweep,
 )
 from dataplane.host.presence import session_alive
+from dataplane.host.ray.ending import end_this_actor
 from dataplane.host.ray.lookup import Answer, find_tags, ray, store_id_of
 from dataplane.host.records import Record, endpoint_of, secret_of, write_record, write_secret
 from dataplane.server.connection import GREETING_S
@@ -57,8 +58,6 @@ log = logging.getLogger("dataplane.host")
 JOIN_PAUSE_S = 0.1
 AGAIN_PAUSE_S = 2.0
 """Before a store that could not come up, on a full disk say, is started once more."""
-LEAVE_PAUSE_S = 5.0
-"""Before Ray is asked once more to end an actor."""
 NODES_LOOK_S = 1.0
 """Between two looks at which nodes are alive."""
 
@@ -130,7 +129,7 @@ class _Serving(ABC):
         if failed and not self._ready.is_set():
             self._ready.set()
             threading.Event().wait(5.0)  # time for who started it to read why it failed
-        self._leave()
+        end_this_actor()
 
     @abstractmethod
     async def _serve(self) -> None:
@@ -152,19 +151,6 @@ class _Serving(ABC):
         """Clients can connect; `described` is what they are told."""
         self._described = described
         self._ready.set()
-
-    def _leave(self) -> None:
-        """End this actor for good, so that its name is free.
-
-        Never by itself, however slow Ray is: it would be started again, and a plane that has ended
-        would be there once more, empty. Where Ray is gone, so is this process soon.
-        """
-        while True:
-            try:
-                ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-            except Exception:
-                log.exception("the actor could not end itself through Ray; it is tried again")
-            threading.Event().wait(LEAVE_PAUSE_S)
 
 
 def _folders(name: str, plane_id: str, config: Config) -> Folders:
