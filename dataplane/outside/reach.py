@@ -17,8 +17,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from dataplane.config import Config
 from dataplane.errors import DataplaneError, InvalidRequest, PlaneLost, Unreachable
-from dataplane.outside.loop import CallingLoop, calling_loop
 from dataplane.producer.access import Access
+from dataplane.producer.loop import CallingLoop, calling_loop
 from dataplane.producer.transport import Transport
 from dataplane.types import Revision
 from dataplane.v1 import dataplane_pb2 as pb

@@ -33,8 +33,8 @@ from dataplane import (
     Unreachable,
 )
 from dataplane.outside.aio import AsyncOutsideClient
-from dataplane.outside.loop import calling_loop
 from dataplane.outside.sync import OutsideClient
+from dataplane.producer.loop import calling_loop
 from tests.dataplane.outside.gateways import Authority, Counting, gateway, token_for
 from tests.deadline import eventually
 

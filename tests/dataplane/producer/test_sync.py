@@ -90,15 +90,40 @@ def test_a_producer_that_was_closed_says_so(address: str, partition: str) -> Non
     producer.close()
     with pytest.raises(PlaneLost, match="closed"):
         producer.kv_put("a", partition, tags={})
-    assert not [t for t in threading.enumerate() if t.name == "dataplane-producer" and t.is_alive()]
+    assert threads() == 1, "all producers of a process share one"
 
 
-def test_a_producer_that_nobody_has_any_more_leaves_no_thread(address: str, partition: str) -> None:
-    def use() -> None:
-        Producer(address).kv_put("a", partition, tags={})
+def threads() -> int:
+    """Those that call gateways."""
+    return sum(thread.name == "dataplane-gateway-calls" for thread in threading.enumerate())
 
-    use()
-    assert not [t for t in threading.enumerate() if t.name == "dataplane-producer" and t.is_alive()]
+
+def test_a_producer_that_nobody_has_any_more_is_closed(address: str, partition: str) -> None:
+    def use() -> AsyncProducer:
+        producer = Producer(address)
+        producer.kv_put("a", partition, tags={})
+        return producer._lived.producer
+
+    assert use()._closed
+    assert threads() == 1
+
+
+def test_a_process_ends_without_a_word_however_many_it_had(address: str, partition: str) -> None:
+    """gRPC complains, from threads of its own, where several loops of a process come and go."""
+    code = (
+        "from dataplane.producer import Producer\n"
+        f"many = [Producer({address!r}) for _ in range(6)]\n"
+        f"nobody = Producer('grpc+unix:///nobody.sock', timeout=0.3)\n"
+        "try: nobody.kv_list('p')\n"
+        "except OSError: pass\n"
+        f"for n, each in enumerate(many): each.kv_put(str(n), {partition!r}, tags={{}})\n"
+        "many.pop().close()\n"
+        "del many[:2]\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 FORK = """
