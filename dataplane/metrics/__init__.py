@@ -1,0 +1,1 @@
+"""What the processes of a plane count and measure, and the endpoint that tells Prometheus."""
