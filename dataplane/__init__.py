@@ -50,6 +50,10 @@ if TYPE_CHECKING:
         ValueLost,
         WeightsNotFound,
     )
+    from dataplane.lineage.rows import Trace
+    from dataplane.metrics.client import serve_metrics
+    from dataplane.report.record import PlaneRecord
+    from dataplane.report.write import keep_record, write_report
     from dataplane.session import (
         async_connect,
         begin_group,
@@ -76,6 +80,8 @@ if TYPE_CHECKING:
         load_checkpoint,
         request_outcome,
         save_checkpoint,
+        stage,
+        trace,
     )
     from dataplane.types import (
         Change,
@@ -114,6 +120,7 @@ __all__ = [
     "PartitionNotFound",
     "PermissionDenied",
     "PlaneLost",
+    "PlaneRecord",
     "Quota",
     "QuotaExceeded",
     "RateLimited",
@@ -124,6 +131,7 @@ __all__ = [
     "SchemaMismatch",
     "StaleWrite",
     "TooOld",
+    "Trace",
     "Unauthenticated",
     "Unreachable",
     "ValueLost",
@@ -136,6 +144,7 @@ __all__ = [
     "end_group",
     "explain",
     "init",
+    "keep_record",
     "kv_batch_get",
     "kv_batch_put",
     "kv_claim",
@@ -157,15 +166,24 @@ __all__ = [
     "read_weights",
     "request_outcome",
     "save_checkpoint",
+    "serve_metrics",
+    "stage",
+    "trace",
     "verify_checkpoint",
+    "write_report",
 ]
 
 _HOME = {
     "AsyncClient": "client.aio",
     "Listing": "client.results",
     "Rows": "client.results",
+    "Trace": "lineage.rows",
     "Client": "client.sync",
     "Config": "config",
+    "PlaneRecord": "report.record",
+    "keep_record": "report.write",
+    "write_report": "report.write",
+    "serve_metrics": "metrics.client",
     "verify_checkpoint": "checkpoint.verify",
     **dict.fromkeys(
         (
@@ -192,6 +210,8 @@ _HOME = {
             "load_checkpoint",
             "request_outcome",
             "save_checkpoint",
+            "stage",
+            "trace",
         ),
         "session",
     ),

@@ -80,6 +80,28 @@ class Config(BaseSettings):
     history_changes: int = Field(default=1_000_000, ge=1)
     history_age_s: float = Field(default=600.0, gt=0)
     """How far back listings since a revision and the judging of late writes reach."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65534)
+    """Where the plane's processes serve metrics to Prometheus; none if not set, any with 0. Under
+    Ray value stores take the port above it. One that is taken is passed over: docs/metrics.md."""
+    metrics_host: str | None = None
+    """Address that metrics are served on; this machine's own 127.0.0.1, or the node's under Ray."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["text", "json"] = "text"
+    """What the plane's own processes log to standard error, and how: docs/logs.md."""
+    otel: bool = False
+    """Whether clients trace their verbs with OpenTelemetry (extra `otel`): docs/telemetry.md."""
+    otel_sample: float = Field(default=1.0, ge=0, le=1)
+    """The part of groups that are followed; by a hash, so that all processes follow the same."""
+    lineage: Literal["off", "on", "hashes", "previews"] = "on"
+    """What `trace` can tell of the last requests: nothing; who wrote, read and cleared what, with
+    tags and lengths; also a hash of each value that was put or got; also its first elements.
+    Clients make hashes and previews, which costs them time with every value: they are for looking
+    for a fault."""
+    lineage_bytes: int = Field(default=32 * MiB, ge=64 << 10)
+    """Memory of the tag store for it; the oldest requests fall out."""
+    label: str = Field(default="", max_length=100)
+    """What the client is called where an operator reads of it: `actor dp1`. By itself it says its
+    process and host only."""
 
     @property
     def tls(self) -> Tls | None:

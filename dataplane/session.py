@@ -21,6 +21,7 @@ from dataplane.client.sync import Client
 from dataplane.client.tags import Where
 from dataplane.config import Config
 from dataplane.errors import InvalidRequest, PlaneLost
+from dataplane.lineage.rows import Trace
 from dataplane.types import (
     Change,
     Claim,
@@ -259,12 +260,14 @@ def kv_list(
     since: Revision | None = None,
     columns: Sequence[str] | None = None,
     limit: int | None = None,
+    order_by: str | None = None,
     timeout: float | None = None,
 ) -> Listing:
     """`Client.kv_list` of the process's default client."""
     return default_client().kv_list(
-        partition_id, where=where, since=since, columns=columns, limit=limit, timeout=timeout
-    )
+        partition_id, where=where, since=since, columns=columns, limit=limit, order_by=order_by,
+        timeout=timeout,
+    )  # fmt: skip
 
 
 def kv_clear(
@@ -273,11 +276,12 @@ def kv_clear(
     *,
     where: Where | None = None,
     retire: bool = False,
+    until: Revision | None = None,
     timeout: float | None = None,
 ) -> int:
     """`Client.kv_clear` of the process's default client."""
     return default_client().kv_clear(
-        keys, partition_id, where=where, retire=retire, timeout=timeout
+        keys, partition_id, where=where, retire=retire, until=until, timeout=timeout
     )
 
 
@@ -446,6 +450,26 @@ def request_outcome(
 ) -> dict[str, Any]:
     """`Client.request_outcome` of the process's default client."""
     return default_client().request_outcome(request_id, timeout=timeout)
+
+
+def trace(
+    partition_id: str | None = None,
+    *,
+    uid: str | None = None,
+    key: str | None = None,
+    since: int = 0,
+    limit: int | None = None,
+    timeout: float | None = None,
+) -> Trace:
+    """`Client.trace` of the process's default client."""
+    return default_client().trace(
+        partition_id, uid=uid, key=key, since=since, limit=limit, timeout=timeout
+    )
+
+
+def stage(name: str) -> AbstractContextManager[None]:
+    """`Client.stage` of the process's default client."""
+    return default_client().stage(name)
 
 
 def save_checkpoint(

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataplane.client.aio_control import AsyncControl
+from dataplane.client.aio_inspector import AsyncInspector
 from dataplane.client.connection import (
     CONNECT_PAUSE_S,
     LONGEST_CONNECT_PAUSE_S,
@@ -87,7 +88,7 @@ def _let_go(pinning: asyncio.Future[tuple[Callable[[], None] | None, list[int]]]
             release()
 
 
-class AsyncClient(AsyncControl):
+class AsyncClient(AsyncControl, AsyncInspector):
     """A client of one plane, for coroutines. Arguments, results and errors are `Client`'s."""
 
     def __init__(
@@ -208,12 +209,14 @@ class AsyncClient(AsyncControl):
         since: Revision | None = None,
         columns: Sequence[str] | None = None,
         limit: int | None = None,
+        order_by: str | None = None,
         timeout: float | None = None,
     ) -> Listing:
         """See `Client.kv_list`."""
         deadline = self._deadline(timeout)
         return await self._drive(
-            list_rows(self._core, partition_id, where, since, columns, limit, deadline), deadline
+            list_rows(self._core, partition_id, where, since, columns, limit, deadline, order_by),
+            deadline,
         )
 
     async def kv_clear(
@@ -223,12 +226,13 @@ class AsyncClient(AsyncControl):
         *,
         where: Where | None = None,
         retire: bool = False,
+        until: Revision | None = None,
         timeout: float | None = None,
     ) -> int:
         """See `Client.kv_clear`."""
         deadline = self._deadline(timeout)
         return await self._drive(
-            clear_rows(self._core, keys, partition_id, where, retire, deadline), deadline
+            clear_rows(self._core, keys, partition_id, where, retire, deadline, until), deadline
         )
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
@@ -328,6 +332,8 @@ class AsyncClient(AsyncControl):
     async def _drive(self, verb: Verb[Result], deadline: float) -> Result:
         if self._closed:
             raise PlaneLost("this client was closed; connect again")
+        if Core.meter is not None:
+            verb = Core.meter.measured(verb)
         value: Any = None
         started = time.monotonic()
         try:
@@ -434,6 +440,8 @@ class AsyncClient(AsyncControl):
                         plane_id=core.joined.plane_id,
                         tls=core.config.tls,
                         local=core.is_local(store, address),
+                        label=core.config.label,
+                        stage=core.stage,
                     )
                 break
             except (DataplaneError, OSError) as error:
@@ -449,6 +457,7 @@ class AsyncClient(AsyncControl):
             channel.on_lost = self._lost
         if "revision" in channel.greeting:
             core.see(channel.greeting["revision"])
+            core.lineage = channel.greeting.get("lineage", "off")
         if store is not None:
             core.probe(store, channel.greeting)
         return channel

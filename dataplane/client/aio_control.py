@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from dataplane.client.checkpoints import load_checkpoint, save_checkpoint
@@ -21,7 +22,12 @@ from dataplane.client.partitions import (
     seal_partition,
 )
 from dataplane.client.tags import Where, present
+from dataplane.client.tracing import STAGE_S, enter_stage, trace
 from dataplane.client.wait import wait_rows, watch_once
+from dataplane.errors import DataplaneError
+from dataplane.lineage.rows import Trace
+from dataplane.tags.lineage.lineage import check_stage
+from dataplane.telemetry.verbs import span_of
 from dataplane.types import (
     Change,
     Claim,
@@ -248,6 +254,44 @@ class AsyncControl(ABC):
         """See `Client.request_outcome`."""
         deadline = self._deadline(timeout)
         return await self._drive(outcome(self._core, request_id, deadline), deadline)
+
+    async def trace(
+        self,
+        partition_id: str | None = None,
+        *,
+        uid: str | None = None,
+        key: str | None = None,
+        since: int = 0,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> Trace:
+        """See `Client.trace`."""
+        deadline = self._deadline(timeout)
+        return await self._drive(
+            trace(self._core, partition_id, uid, key, since, limit, deadline), deadline
+        )
+
+    @asynccontextmanager
+    async def stage(self, name: str) -> AsyncGenerator[None]:
+        """See `Client.stage`; it is the client's, whichever tasks use it."""
+        before = self._core.stage
+        await self._enter(check_stage(name))
+        try:
+            with span_of(self._core, f"stage {name}"):
+                yield
+        finally:
+            await self._enter(before)
+
+    def span(
+        self, name: str, partition_id: str, *, uids: Iterable[str]
+    ) -> AbstractContextManager[None]:
+        """See `Client.span`."""
+        return span_of(self._core, name, partition_id, uids)
+
+    async def _enter(self, stage: str) -> None:
+        with suppress(DataplaneError):
+            deadline = self._deadline(min(STAGE_S, self._core.config.timeout_s))
+            await self._drive(enter_stage(self._core, stage, deadline), deadline)
 
     async def save_checkpoint(
         self,

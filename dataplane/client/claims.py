@@ -13,10 +13,12 @@ from dataplane.client.results import Listing, unpack_listing
 from dataplane.client.retry import ask_again, ask_once, ask_patiently
 from dataplane.client.tags import Where, plain_where
 from dataplane.errors import ClaimLost, InvalidRequest, RequestError
+from dataplane.telemetry.verbs import spanned
 from dataplane.types import Claim, Revision
 from dataplane.wire.channel import Answer
 
 
+@spanned("kv_claim")
 def claim_rows(
     core: Core,
     partition_id: str,
@@ -112,11 +114,13 @@ def _unpack(core: Core, partition_id: str, task: str, number: int, answer: Answe
     return Granted(number, task, claim_id, listing, array("i", deliveries).tolist(), end)
 
 
+@spanned("kv_commit")
 def commit_claim(core: Core, claim: Claim, deadline: float) -> Verb[Revision]:
     """Finish a claim; the revision of that moment."""
     return (yield from _end(core, "claim_commit", claim, deadline))
 
 
+@spanned("kv_release")
 def release_claim(core: Core, claim: Claim, deadline: float) -> Verb[Revision]:
     """Give a claim back; the revision of that moment."""
     return (yield from _end(core, "claim_release", claim, deadline))

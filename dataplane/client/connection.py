@@ -91,6 +91,8 @@ class Connection:
         tls: Tls | None,
         local: bool,
         deadline: float,
+        label: str = "",
+        stage: str = "",
     ) -> Connection:
         """A greeted connection. Errors of the socket pass as OSError."""
         if local and address.unix is not None:
@@ -123,7 +125,7 @@ class Connection:
                 raise Unauthenticated(tls.refused(address)) from error
             mine = os.urandom(auth.CHALLENGE_BYTES)
             proof = auth.client_proof(secret, challenge, mine)
-            hello = [client_id, "client", plane_id, mine, proof, whereabouts()]
+            hello = [client_id, "client", plane_id, mine, proof, whereabouts(label), stage]
             answer = connection.call("hello", hello, deadline)
             shown, connection.plane_id, connection.greeting = auth.greeting_in(answer.body)
             if not auth.matches(shown, auth.server_proof(secret, challenge, mine)):
@@ -387,6 +389,8 @@ def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
                 tls=core.config.tls,
                 local=core.is_local(store, address),
                 deadline=deadline,
+                label=core.config.label,
+                stage=core.stage,
             )
             connection.peer = peer_of(store, address)
             connection.spin_s = core.config.spin_s
@@ -404,6 +408,7 @@ def connect(core: Core, store: StoreView | None, deadline: float) -> Connection:
     greeting = connection.greeting
     if "revision" in greeting:
         core.see(greeting["revision"])
+        core.lineage = greeting.get("lineage", "off")
     if store is not None:
         core.probe(store, greeting)
     return connection

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
 from dataplane.client.checkpoints import load_checkpoint, save_checkpoint
@@ -20,7 +21,12 @@ from dataplane.client.partitions import (
     seal_partition,
 )
 from dataplane.client.tags import Where, present
+from dataplane.client.tracing import STAGE_S, enter_stage, trace
 from dataplane.client.wait import wait_rows, watch_once
+from dataplane.errors import DataplaneError
+from dataplane.lineage.rows import Trace
+from dataplane.tags.lineage.lineage import check_stage
+from dataplane.telemetry.verbs import span_of
 from dataplane.types import (
     Change,
     Claim,
@@ -323,6 +329,57 @@ class Control(ABC):
         """
         deadline = self._deadline(timeout)
         return self._drive(outcome(self._core, request_id, deadline), deadline)
+
+    def trace(
+        self,
+        partition_id: str | None = None,
+        *,
+        uid: str | None = None,
+        key: str | None = None,
+        since: int = 0,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> Trace:
+        """What happened to a group (`uid`), to one key, or to everything: who wrote, read, claimed
+        and cleared what, when, and of what size; and whether that agrees with itself.
+
+        Read from the last requests that the plane remembers (its setting `lineage_bytes`): what has
+        fallen out is counted (`.gone`). `since` is the `.next` of an earlier trace, to go on from
+        there; `limit` is of rows.
+
+        Raises:
+            InvalidRequest: the plane keeps no lineage, or both a uid and a key are given.
+        """
+        deadline = self._deadline(timeout)
+        return self._drive(
+            trace(self._core, partition_id, uid, key, since, limit, deadline), deadline
+        )
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """Requests of this client belong to a stage of training, such as "advantage", for as long
+        as the context is open: so they are named by `trace`. It is the client's, whichever threads
+        use it. A plane that cannot be told is no reason to stop: what is at fault comes out with
+        the next verb."""
+        before = self._core.stage
+        self._enter(check_stage(name))
+        try:
+            with span_of(self._core, f"stage {name}"):
+                yield
+        finally:
+            self._enter(before)
+
+    def span(
+        self, name: str, partition_id: str, *, uids: Iterable[str]
+    ) -> AbstractContextManager[None]:
+        """A context that is a span of this name in the traces of these groups: what this process
+        does with them, such as "optimizer_step". Nothing where the setting `otel` is off."""
+        return span_of(self._core, name, partition_id, uids)
+
+    def _enter(self, stage: str) -> None:
+        with suppress(DataplaneError):
+            deadline = self._deadline(min(STAGE_S, self._core.config.timeout_s))
+            self._drive(enter_stage(self._core, stage, deadline), deadline)
 
     def save_checkpoint(
         self,

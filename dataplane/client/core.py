@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dataplane.client.mappings import Mappings
 from dataplane.client.memory import Recycler
@@ -17,6 +17,10 @@ from dataplane.errors import PlaneLost
 from dataplane.types import Revision
 from dataplane.wire.address import Address
 from dataplane.wire.channel import Refused
+
+if TYPE_CHECKING:
+    from dataplane.metrics.client import ClientMeter
+    from dataplane.telemetry.spans import Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,24 @@ class StoreView:
 class Core:
     """The state of one client. Usable from any thread."""
 
+    meter: ClassVar[ClientMeter | None] = None
+    """Counts the calls of all clients of this process, where somebody asked for it."""
+
     def __init__(self, joined: Joined, config: Config) -> None:
         self.joined = joined
         self.config = config
         self.tags = joined.tags
         """Where the tag store is, as far as is known."""
+        self.stage = ""
+        """At which stage of training its requests are."""
+        self.lineage = ""
+        """What the plane keeps of requests, by its setting `lineage`; empty until it was met."""
+        self.spans: Spans | None = None
+        """What makes spans of its verbs, where its setting `otel` says so."""
+        if config.otel:
+            from dataplane.telemetry.opening import open_spans
+
+            self.spans = open_spans(lambda: joined.plane_id, config.otel_sample)
         self.new_identity()
 
     def new_identity(self) -> None:

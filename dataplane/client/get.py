@@ -21,6 +21,7 @@ from dataplane.client.put import as_keys, list_of, refresh_stores
 from dataplane.client.reading import FieldRows, ReadPlan, Runs, merge, plan_read
 from dataplane.client.results import Rows
 from dataplane.client.retry import FIRST_PAUSE_S, ask_again, before_next_try
+from dataplane.client.tracing import note_get, notes_values
 from dataplane.errors import (
     InvalidRequest,
     KeyNotFound,
@@ -29,6 +30,7 @@ from dataplane.errors import (
     quote,
 )
 from dataplane.fields import pad_value
+from dataplane.telemetry.verbs import spanned
 from dataplane.wire.channel import Broken, Refused
 from dataplane.wire.messages import LONGEST_WAIT_S
 
@@ -88,6 +90,7 @@ class GetOptions:
         return pad_value(name) if pad is None else pad
 
 
+@spanned("kv_batch_get")
 def get_batch(
     core: Core,
     keys: Sequence[str],
@@ -109,6 +112,8 @@ def get_batch(
         if keys:
             raise
         return Rows([], {})  # nothing of nothing, as clearing no keys of it is no error
+    if notes_values(core):
+        yield from note_get(core, partition_id, plan, data, options.trim)
     return (yield Run(partial(rows_of, plan, data, options), 0))
 
 
@@ -172,10 +177,15 @@ def resolve(
     deadline: float,
 ) -> Verb[ReadPlan]:
     """Where the rows lie, as the tag store says."""
-    body = [partition_id, keys, fields, drop]
-    answer = yield from ask_again(core, "resolve", body, deadline)
-    plan = plan_read(keys, answer.body)
+    body: list[Any] = [partition_id, keys, fields, drop]
+    if core.spans is not None:
+        body.append("uid")
+    answer = (yield from ask_again(core, "resolve", body, deadline)).body
+    uids = answer.pop() if core.spans is not None else ()
+    plan = plan_read(keys, answer)
     core.see(plan.revision)
+    if core.spans is not None:
+        core.spans.learn(partition_id, plan.keys, uids)
     return plan
 
 

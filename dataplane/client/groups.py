@@ -9,6 +9,7 @@ from dataplane.client.effects import Verb
 from dataplane.client.retry import ask_again, ask_once, seconds_left
 from dataplane.errors import InvalidRequest
 from dataplane.tags.groups import check_begin
+from dataplane.telemetry.verbs import spanned
 from dataplane.types import Revision
 from dataplane.wire.messages import is_attempt
 
@@ -16,6 +17,7 @@ GRACE_S = 0.5
 """How much longer a client waits than the server, whose error says why."""
 
 
+@spanned("begin_group")
 def begin_group(
     core: Core,
     uid: str,
@@ -41,6 +43,7 @@ def begin_group(
     return attempt
 
 
+@spanned("end_group")
 def end_group(
     core: Core, attempt: int, status: str, deadline: float, partition_id: str | None = None
 ) -> Verb[Revision]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from dataplane.client.core import Core, StoreView
 from dataplane.client.effects import Ask, Done, Open, Run, Tell, Verb
 from dataplane.client.retry import FIRST_PAUSE_S, before_next_try, outcome_unknown
+from dataplane.client.tracing import note_put, notes_values
 from dataplane.codec.tags import as_stored, pack_tags, pack_tags_many
 from dataplane.errors import (
     DataplaneError,
@@ -21,7 +22,8 @@ from dataplane.errors import (
     Unreachable,
     quote,
 )
-from dataplane.types import KVBatchMeta, Tags
+from dataplane.telemetry.verbs import spanned
+from dataplane.types import KVBatchMeta, Revision, Tags
 from dataplane.wire.channel import Broken, Refused
 from dataplane.wire.messages import (
     IF_ABSENT,
@@ -60,6 +62,7 @@ class ToPut(NamedTuple):
     """As the caller gave them; empty ones where it gave none."""
 
 
+@spanned("kv_put")
 def put_row(
     core: Core,
     key: str,
@@ -97,6 +100,7 @@ def row_to_put(
     return ToPut([key], encoded, packed, [tags or {}])
 
 
+@spanned("kv_batch_put")
 def put_batch(
     core: Core,
     keys: Sequence[str],
@@ -280,6 +284,8 @@ def put_block(
     finally:
         numbers.end(put.number)
     revision, merged, fields = PutAnswer(*answer)
+    if encoded is not None and notes_values(core):
+        yield from note_put(core, partition_id, keys, encoded, Revision(*revision))
     if merged is not None:
         sent = tags_from_wire(merged)
     elif packed is None:

@@ -20,6 +20,7 @@ from dataplane.client.control import Control
 from dataplane.client.core import Core, Joined, StoreView, settle_in_child
 from dataplane.client.effects import Ask, Done, Hold, Open, Pause, Run, Tell, Verb
 from dataplane.client.get import GetOptions, Layout, Pad, get_batch
+from dataplane.client.inspector import Inspector
 from dataplane.client.pins import Pins
 from dataplane.client.put import flags_of, put_batch, put_row
 from dataplane.client.results import Listing, Rows
@@ -47,7 +48,7 @@ MAX_IDLE = 64
 """Connections kept per server; threads beyond that connect anew."""
 
 
-class Client(Control):
+class Client(Control, Inspector):
     """A client of one plane, for threads. `AsyncClient` has the same verbs as coroutines.
 
     Every verb takes `timeout` in seconds; None means the configured default. At the deadline a
@@ -202,6 +203,7 @@ class Client(Control):
         since: Revision | None = None,
         columns: Sequence[str] | None = None,
         limit: int | None = None,
+        order_by: str | None = None,
         timeout: float | None = None,
     ) -> Listing:
         """The keys of a partition with tags, produced fields and row lengths, at one revision.
@@ -210,11 +212,14 @@ class Client(Control):
         of an earlier listing: only rows that changed after it come back, and `cleared` names the
         keys that are gone; where history does not reach back that far, the listing is `full`.
         `columns` limits the tags, `limit` the rows. Changes that `limit` cut short carry `since`
-        as their revision, so that following it loses nothing.
+        as their revision, so that following it loses nothing. `order_by` with `limit` gives the
+        first rows by a tag (`"seq_len"`, `"-seq_len"` for the largest): numbers before texts
+        before rows without it.
         """
         deadline = self._deadline(timeout)
         return self._drive(
-            list_rows(self._core, partition_id, where, since, columns, limit, deadline), deadline
+            list_rows(self._core, partition_id, where, since, columns, limit, deadline, order_by),
+            deadline,
         )
 
     def kv_clear(
@@ -224,17 +229,19 @@ class Client(Control):
         *,
         where: Where | None = None,
         retire: bool = False,
+        until: Revision | None = None,
         timeout: float | None = None,
     ) -> int:
         """Remove rows, tags and values, at one revision; how many there were.
 
         With `keys` None, all rows that match `where`. Keys that do not exist are no error. With
         `retire` the open attempts of the groups that are cleared are closed at the same revision:
-        what their producers still put is StaleWrite.
+        what their producers still put is StaleWrite. With `until` (the revision of an earlier
+        answer) rows that changed after it stay: what was looked at is what is cleared.
         """
         deadline = self._deadline(timeout)
         return self._drive(
-            clear_rows(self._core, keys, partition_id, where, retire, deadline), deadline
+            clear_rows(self._core, keys, partition_id, where, retire, deadline, until), deadline
         )
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
@@ -343,6 +350,8 @@ class Client(Control):
     def _drive(self, verb: Generator[Any, Any, Result], deadline: float) -> Result:
         if self._closed:
             raise PlaneLost("this client was closed; connect again")
+        if Core.meter is not None:
+            verb = Core.meter.measured(verb)
         send = verb.send
         value: Any = None
         try:

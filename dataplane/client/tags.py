@@ -13,6 +13,7 @@ from dataplane.client.results import Listing, unpack_listing
 from dataplane.client.retry import ask_again, ask_once
 from dataplane.errors import DeadlineExceeded, InvalidRequest, Unreachable
 from dataplane.tags.query import compile_where
+from dataplane.telemetry.verbs import spanned
 from dataplane.types import Revision
 
 Where = Mapping[str, object]
@@ -21,6 +22,7 @@ PATIENCE_S = 2.0
 """How long a status tries to reach a value store that is away."""
 
 
+@spanned("kv_list")
 def list_rows(
     core: Core,
     partition_id: str,
@@ -29,6 +31,7 @@ def list_rows(
     columns: Sequence[str] | None,
     limit: int | None,
     deadline: float,
+    order_by: str | None = None,
 ) -> Verb[Listing]:
     """Keys and tags of a partition."""
     if isinstance(columns, str):
@@ -39,12 +42,15 @@ def list_rows(
         raise InvalidRequest(f"since is the revision of an earlier answer, not {since!r:.80}")
     names = None if columns is None else list_of(columns, "columns")
     body = [partition_id, plain_where(where), since, names, limit]
+    if order_by is not None:
+        body.append(order_by)
     answer = yield from ask_again(core, "list", body, deadline)
     listing = unpack_listing(partition_id, answer.body, answer.payload)
     core.see(listing.revision)
     return listing
 
 
+@spanned("kv_clear")
 def clear_rows(
     core: Core,
     keys: Sequence[str] | None,
@@ -52,6 +58,7 @@ def clear_rows(
     where: Where | None,
     retire: bool,
     deadline: float,
+    until: Revision | None = None,
 ) -> Verb[int]:
     """Remove rows; how many there were."""
     if (keys is None) == (where is None):
@@ -60,7 +67,9 @@ def clear_rows(
     if names is not None and not names:
         return 0
     # Numbered like a put: a repetition must not remove what was put since.
-    body = [partition_id, names, plain_where(where), bool(retire)]
+    body: list[Any] = [partition_id, names, plain_where(where), bool(retire)]
+    if until is not None:
+        body.append(until)
     answer = yield from ask_once(core, "clear", body, deadline)
     removed, revision = answer.body
     core.see(revision)
@@ -88,6 +97,7 @@ def plane_status(core: Core, deadline: float) -> Verb[dict[str, Any]]:
         else:
             values[store_id] = answer.body
     status["values"] = values
+    status["name"], status["plane_id"] = core.joined.name, core.joined.plane_id
     status["bytes_in_use"] = sum(p["payload_bytes"] for p in status["partitions"].values())
     return status
 

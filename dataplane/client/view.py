@@ -30,9 +30,11 @@ from dataplane.client.reading import ReadPlan, merge
 from dataplane.client.results import Rows
 from dataplane.client.retry import FIRST_PAUSE_S, before_next_try
 from dataplane.errors import InvalidRequest
+from dataplane.telemetry.verbs import spanned
 from dataplane.wire.channel import Broken
 
 
+@spanned("kv_view")
 def view_batch(
     core: Core,
     keys: Sequence[str],

@@ -11,6 +11,7 @@ from dataplane.client.results import Listing, unpack_listing
 from dataplane.client.retry import ask_patiently
 from dataplane.client.tags import Where, plain_where
 from dataplane.errors import InvalidRequest
+from dataplane.telemetry.verbs import spanned
 from dataplane.types import Change, KVBatchMeta, Revision
 from dataplane.wire.channel import Answer
 from dataplane.wire.messages import is_revision
@@ -22,6 +23,7 @@ GROUP_BY = "uid"
 """The only tag that rows are grouped by: their group's."""
 
 
+@spanned("kv_wait")
 def wait_rows(
     core: Core,
     partition_id: str,

@@ -45,7 +45,8 @@ from dataplane.host.folders import (
 )
 from dataplane.host.presence import find_by_folder
 from dataplane.host.records import Record, find, read_record, read_secret
-from dataplane.server.process import new_plane_id
+from dataplane.logs.process import set_up
+from dataplane.metrics.targets import list_targets
 from dataplane.wire.address import Address
 
 log = logging.getLogger("dataplane.host")
@@ -181,6 +182,8 @@ def start(name: str, config: Config) -> EmbeddedHost:
         DeadlineExceeded: it did not come up within `start_timeout_s`; it was stopped.
         InvalidRequest: shared memory is too small; the message says what to mount.
     """
+    from dataplane.server.process import new_plane_id  # the servers: nothing for who only joins
+
     sweep(config.runtime_dir, config.shm_dir)
     folders = plane_folders(name, new_plane_id(), config.runtime_dir, config.shm_dir)
     ownership: Ownership | None = None
@@ -203,9 +206,17 @@ def serve_until_signalled(name: str, config: Config, announce: Callable[[str], N
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+    set_up("supervisor", level=config.log_level, form=config.log_format, plane=name)
     host = start(name, config)
+    set_up(
+        "supervisor", level=config.log_level, form=config.log_format,
+        plane=name, plane_id=host.joined.plane_id,
+    )  # fmt: skip
     try:
         announce(f"plane {name!r} ({host.joined.plane_id}) serves at {host.joined.tags}")
+        for found in list_targets(host.folders.runtime):
+            for target in found["targets"]:
+                announce(f"metrics are at http://{target}/metrics")
         while not signalled.wait(1.0) and not host.ended:
             pass
     finally:

@@ -6,12 +6,13 @@ store that serves it does, and so does the process that starts the store again.
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 from dataplane.errors import PlaneLost
 from dataplane.host.folders import Folders, is_owned, ray_session, root_lock, why_kept
-from dataplane.host.records import read_record
+from dataplane.host.records import Record, here, read_record
 from dataplane.wire.address import Address
 
 
@@ -39,6 +40,25 @@ def find_by_folder(folders: Folders) -> Address:
                 f"again{f': {why}' if why else ''}; start a new one"
             )
     return Address(record.unix, record.tcp)
+
+
+def planes_here(root: str | os.PathLike[str] | None = None) -> list[Record]:
+    """The records of this user's planes whose tag store is on this machine, whoever hosts them,
+    the youngest first."""
+    return [
+        record
+        for record, session in here(root)
+        if session is None or session_alive(session) or _is_served(record)
+    ]
+
+
+def _is_served(record: Record) -> bool:
+    folder = Path(record.unix).parent
+    try:
+        with root_lock(folder.parent):
+            return is_owned(folder)
+    except FileNotFoundError:
+        return False  # it ended meanwhile
 
 
 def session_alive(folder: str) -> bool:

@@ -16,12 +16,12 @@ from typing import cast
 
 from dataplane.errors import InternalError, PlaneLost
 from dataplane.host.folders import (
-    RAY_SESSION,
     Folders,
     check_name,
     default_root,
     is_owned,
     plane_ids,
+    ray_session,
     read_file,
     root_lock,
     write_file,
@@ -105,25 +105,36 @@ def endpoint_of(folders: Folders, host: str | None) -> tuple[str, int] | None:
 def find(name: str, root: str | os.PathLike[str] | None = None) -> list[Record]:
     """The records of this user's live planes of that name without Ray, the youngest first."""
     check_name(name)
+    # One that Ray hosts is found through Ray, or by its address.
+    return [record for record, session in here(root) if record.name == name and session is None]
+
+
+def here(root: str | os.PathLike[str] | None = None) -> list[tuple[Record, str | None]]:
+    """The records of this user's planes whose tag store is on this machine, the youngest first;
+    each with the Ray session that hosts it, if one does. That session may have ended: without one,
+    a plane is there only while somebody owns its folder."""
     top = Path(root) if root is not None else default_root()
     if not top.exists():
         return []
-    found: list[tuple[float, Record]] = []
+    found: list[tuple[float, Record, str | None]] = []
     # The root lock keeps two lookups from taking each other's probe for an owner.
     with root_lock(top):
         for plane_id in plane_ids(top, None):
-            folders = Folders(name, plane_id, top / plane_id, Path())
+            folders = Folders("", plane_id, top / plane_id, Path())
             try:
                 record = read_record(folders)
-                if record.name != name or (folders.runtime / RAY_SESSION).exists():
-                    continue  # one that Ray hosts is found through Ray, or by its address
-                if is_owned(folders.runtime):
-                    found.append(((folders.runtime / "plane.json").stat().st_mtime, record))
+                session = ray_session(folders.runtime)
+                if session is not None or is_owned(folders.runtime):
+                    began = (folders.runtime / "plane.json").stat().st_mtime
+                    found.append((began, record, session))
             except PlaneLost:
                 continue
             except (InternalError, OSError) as error:
                 log.warning("plane %s is skipped: %s", plane_id, error)
-    return [record for _, record in sorted(found, key=lambda pair: pair[0], reverse=True)]
+    return [
+        (record, session)
+        for _, record, session in sorted(found, key=lambda each: each[0], reverse=True)
+    ]
 
 
 def _parse_record(raw: bytes) -> Record:

@@ -109,6 +109,13 @@ class Admission:
         line = self._lines.get(partition_id)
         return 0 if line is None else len(line.by_place)
 
+    def entries(self) -> Iterator[tuple[str, str, float, float | None]]:
+        """Who waits: partition, client, since when and until when, on the loop's clock."""
+        for partition_id, line in self._lines.items():
+            for entry in line.by_place.values():
+                until = None if entry.timer is None else entry.timer.when()
+                yield partition_id, entry.client_id, entry.started, until
+
     def admit(
         self,
         partition_id: str,

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from dataplane.errors import (
     DataplaneError,
@@ -75,12 +75,19 @@ class Ledger:
 
     def claimed(self, body: Any) -> None:
         self._append(j.CLAIM, body)
+        # Of none where one more joins the lease of a share.
+        grants: list[Any] = cast("list[Any]", body[5]) if type(body[5]) is list else []
+        self._service.totals.claims += len(grants)
+        self._service.totals.rows_claimed += sum(len(grant[3]) for grant in grants)
 
     def committed(self, body: Any) -> None:
         self._append(j.COMMIT, (*body, *self._take_asked()))
+        self._service.totals.commits += 1
+        self._service.totals.rows_committed += len(body[3])
 
     def released(self, body: Any) -> None:
         self._append(j.RELEASE, (*body, *self._take_asked()))
+        self._service.totals.releases += 1
 
     def left(self, body: Any) -> None:
         self._append(j.LEAVE, body)
@@ -104,10 +111,16 @@ class Ledger:
 class _Pending:
     """One claim that is waited for, by as many connections as asked for it."""
 
-    __slots__ = ("answer", "ask", "entering", "partition", "queue", "users")
+    __slots__ = (
+        "answer", "ask", "deadline", "entering", "partition", "queue", "started", "users", "want",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.answer: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
+    def __init__(self, want: Want, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.want = want
+        self.started = loop.time()
+        self.deadline = self.started + wait_s
+        self.answer: asyncio.Future[Granted] = loop.create_future()
         self.users = 0
         self.partition: Partition | None = None
         self.queue: Queue | None = None
@@ -151,6 +164,17 @@ class Claiming:
             for pending in self._pending.values()
         )
 
+    def waiting(self) -> Iterator[tuple[str, Want, float, float]]:
+        """Who waits, by client, and for what, since when and until when, on the loop's clock."""
+        for (client_id, _), pending in self._pending.items():
+            if not pending.answer.done():
+                yield client_id, pending.want, pending.started, pending.deadline
+
+    @property
+    def lease_now(self) -> float:
+        """The time on the clock of leases."""
+        return self._ledger.lease_now
+
     # -- claim -------------------------------------------------------------------------------
 
     async def _claim(self, connection: Connection, number: int, body: Body) -> None:
@@ -167,7 +191,7 @@ class Claiming:
     async def _wait(self, name: tuple[str, int], want: Want, wait_s: float) -> Granted:
         pending = self._pending.get(name)
         if pending is None:
-            pending = self._pending[name] = _Pending()
+            pending = self._pending[name] = _Pending(want, wait_s)
             try:
                 self._begin(pending, name, want)
             except BaseException:
@@ -322,11 +346,14 @@ class Claiming:
             if type(claim_id) is not int:
                 raise InvalidRequest(f"a claim_id is the number of a claim, not {claim_id!r:.80}")
             check_keys(keys)
-            partition = self._store.partition(partition_id)
-            end = partition.claims.commit if verb == COMMIT else partition.claims.release
             self._ledger.asked(client_id, request, settled)
             try:
+                partition = self._store.partition(partition_id)
+                end = partition.claims.commit if verb == COMMIT else partition.claims.release
                 n = end(partition, task, claim_id, keys, self._ledger)
+            except DataplaneError as error:
+                self._service.tracing.refused(client_id, verb, partition_id, keys, error)
+                raise
             finally:
                 wrote = self._ledger.wrote()
             answered = (self._store.epoch, n)
@@ -416,7 +443,8 @@ class Claiming:
                         DataplaneError
                     ) as error:  # the journal takes no more, for now or for ever
                         if not failing:
-                            log.error("leases cannot end: %s", error)
+                            about = {"partition": partition.partition_id}
+                            log.error("leases cannot end: %s", error, extra=about)
                         failing = True
                     self._serve(partition)
                 await asyncio.sleep(TICK_S)

@@ -27,26 +27,36 @@ async def clear_where(
     predicate: Predicate,
     commit: Callable[[list[Doomed]], None],
     worst: WorstSlice,
+    until: int | None = None,
 ) -> int:
-    """Remove all rows that match at one revision; how many. `commit` journals and applies.
+    """Remove all rows that match at one revision; how many. `commit` journals and applies. Rows
+    that changed after revision `until` stay.
 
     It must run to its end once it has committed: what it lets go of nobody else would.
     """
-    found = await _scan(store, partition, predicate, Slices(worst))
+    found = await _scan(store, partition, predicate, until, Slices(worst))
     if not found:
         return 0
     commit(found)
-    # The rows are gone for everybody; their bytes are by the time this is answered.
+    # The rows are gone for everybody; their bytes are by the time this is answered. What was found
+    # goes part by part: to let go of half a million rows at once holds the loop for a while.
+    removed = sum(len(part.rows) for part in found)
     slices = Slices(worst)
-    for part in found:
-        for at in range(0, len(part.rows), RELEASE_ROWS):
-            store.release_rows(partition, part.rows[at : at + RELEASE_ROWS])
+    found.reverse()
+    while found:
+        rows = found.pop().rows
+        for at in range(0, len(rows), RELEASE_ROWS):
+            store.release_rows(partition, rows[at : at + RELEASE_ROWS])
             await slices.breathe()
-    return sum(len(part.rows) for part in found)
+    return removed
 
 
 async def _scan(
-    store: TagStore, partition: Partition, predicate: Predicate, slices: Slices
+    store: TagStore,
+    partition: Partition,
+    predicate: Predicate,
+    until: int | None,
+    slices: Slices,
 ) -> list[Doomed]:
     found: dict[int, Doomed | None] = {}
     scanned: dict[int, Chunk | None] = {}
@@ -55,7 +65,7 @@ async def _scan(
         stale = [i for i in range(len(chunks)) if i not in scanned or scanned[i] is not chunks[i]]
         last = len(stale) <= LAST_CHUNKS or scan == MAX_SCANS - 1
         for i in stale:
-            found[i] = store.scan_clear(partition, i, predicate)
+            found[i] = store.scan_clear(partition, i, predicate, until)
             chunk = scanned[i] = partition.slots.chunks[i]
             if chunk is not None:
                 chunk.frozen = True

@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from time import perf_counter
 from typing import Any, Protocol, cast
 
 from dataplane.errors import (
@@ -25,6 +26,7 @@ from dataplane.errors import (
     Unauthenticated,
     from_wire,
 )
+from dataplane.metrics.timing import Begun, Meter
 from dataplane.wire import auth
 from dataplane.wire.frames import (
     MAX_GREETING_BYTES,
@@ -75,6 +77,8 @@ class Service(Protocol):
     plane_id: str
     secret: bytes
     verbs: dict[str, Verb]
+    meter: Meter | None
+    """Measures requests, where somebody wants to know."""
 
     def served(self, connection: Connection, /) -> None:
         """Something was read from a connection and acted on."""
@@ -121,6 +125,8 @@ class Connection(asyncio.BufferedProtocol):
         self.role = ""
         self.label = ""
         """What the peer says of itself: where it runs."""
+        self.stage = ""
+        """And at which stage of training it is."""
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._receive = _receive_buffer()
         self._partial = bytearray()
@@ -138,6 +144,9 @@ class Connection(asyncio.BufferedProtocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: dict[int, asyncio.Future[Body]] = {}
         self._number = 0
+        self._meter = service.meter
+        self.begun: Begun = {}
+        """Requests that are not answered yet, where they are measured."""
         self.closed = False
 
     # -- asyncio -----------------------------------------------------------------------------
@@ -184,6 +193,8 @@ class Connection(asyncio.BufferedProtocol):
             if not future.done():
                 future.set_exception(ConnectionResetError("the connection was lost"))
         self._asked.clear()
+        if self._meter is not None:
+            self._meter.abandon(self.begun)
         for task in list(self._tasks):
             task.cancel()
         if self.client_id:
@@ -241,6 +252,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_payload(self, header: Header, nbytes: int, data: memoryview) -> int:
         """Start taking a payload; how much of `data` belongs to it and was taken."""
+        if self._meter is not None and header.number:
+            self.begun[header.number] = cast("str", header.kind), perf_counter()
         try:
             place = self.service.accept(self, header, nbytes)
         except Exception as error:
@@ -304,7 +317,10 @@ class Connection(asyncio.BufferedProtocol):
         if not self.client_id:
             self._hello(kind, number, body)
             return
-        verb = self.service.verbs.get(cast("str", kind))
+        name = cast("str", kind)
+        if self._meter is not None and number:
+            self.begun[number] = name, perf_counter()
+        verb = self.service.verbs.get(name)
         try:
             if verb is None:
                 raise InvalidRequest(f"there is no verb {kind!r:.80}")
@@ -336,24 +352,26 @@ class Connection(asyncio.BufferedProtocol):
             return error
         if isinstance(error, (TypeError, ValueError, IndexError, KeyError)):
             # A malformed body of a known verb ends here: the verbs unpack what they are given.
-            log.warning("malformed %r from %s", kind, self.client_id, exc_info=error)
+            about = {"client": self.client_id, "verb": kind}
+            log.warning("malformed %r from %s", kind, self.client_id, exc_info=error, extra=about)
             return InvalidRequest(f"malformed request {kind!r:.80}: {error}")
-        log.error("%r from %s failed", kind, self.client_id, exc_info=error)
+        about = {"client": self.client_id, "verb": kind}
+        log.error("%r from %s failed", kind, self.client_id, exc_info=error, extra=about)
         return InternalError(f"{kind!r:.80} failed: {type(error).__name__}: {error}")
 
     # -- greeting ----------------------------------------------------------------------------
 
     def _hello(self, kind: str | int, number: int, body: list[Any]) -> None:
         try:
-            if kind != "hello" or type(body) is not list or len(body) not in (5, 6):
+            if kind != "hello" or type(body) is not list or not 5 <= len(body) <= 7:
                 raise Unauthenticated("the first request of a connection is its greeting")
-            client_id, role, plane_id, challenge, proof, *label = body
+            client_id, role, plane_id, challenge, proof, *about = body
             if not (
                 type(client_id) is str and 0 < len(client_id) <= 64
                 and role in ("client", "store")
                 and type(challenge) is bytes and len(challenge) == auth.CHALLENGE_BYTES
                 and type(proof) is bytes
-                and (not label or (type(label[0]) is str and len(label[0]) <= MAX_LABEL))
+                and all(type(said) is str and len(said) <= MAX_LABEL for said in about)
             ):  # fmt: skip
                 raise Unauthenticated("malformed greeting")
             expected = auth.client_proof(self.service.secret, self._challenge, challenge)
@@ -365,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
                     f"plane {plane_id!r:.80} that was joined: connect again"
                 )
             self.client_id, self.role = client_id, role
-            self.label = "".join(c if c.isprintable() else "?" for c in label[0]) if label else ""
+            self.label, self.stage, *_ = *map(_printable, about), "", ""
             answer = self.service.greet(self)
         except DataplaneError as error:
             self.client_id = ""
@@ -386,11 +404,15 @@ class Connection(asyncio.BufferedProtocol):
         """Answer a request that wants an answer."""
         if number and not self.closed:
             self.transport.write(frame(OK, number, body))
+            if self._meter is not None:
+                self._meter.end(self.begun, number)
 
     def fail(self, number: int, error: DataplaneError) -> None:
         """Answer a request with an error."""
         if number and not self.closed:
             self.transport.write(failure(number, error))
+            if self._meter is not None:
+                self._meter.fail(self.begun, number, error)
 
     def fail_with(self, number: int, error: BaseException) -> None:
         """Answer a request with whatever went wrong with it, as a typed error."""
@@ -416,6 +438,8 @@ class Connection(asyncio.BufferedProtocol):
             self._streams -= 1
             if not self._streams and not self.closed:
                 self.transport.set_write_buffer_limits()
+            if self._meter is not None:
+                self._meter.end(self.begun, number)
 
     def ask(self, kind: str, body: Body) -> asyncio.Future[Body]:
         """Ask the peer something; used by the tag store towards value stores."""
@@ -433,7 +457,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         self._cut = True
-        log.info("closing a connection (%s): %s", self.client_id or "no greeting", error)
+        who = self.client_id or "no greeting"
+        log.info("closing a connection (%s): %s", who, error, extra={"client": self.client_id})
         self.transport.write(failure(number, error))
         self.transport.close()
         self.closed = True
@@ -445,6 +470,12 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         self._cut = True
-        log.info("aborting a connection (%s): %s", self.client_id or "no greeting", why)
+        who = self.client_id or "no greeting"
+        log.info("aborting a connection (%s): %s", who, why, extra={"client": self.client_id})
         self.transport.abort()
         self.closed = True
+
+
+def _printable(said: str) -> str:
+    """What a peer says of itself, as it can be shown."""
+    return "".join(c if c.isprintable() else "?" for c in said)

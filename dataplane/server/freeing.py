@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, Protocol
 
 from dataplane.server.connection import Connection
@@ -24,6 +24,11 @@ class Values(Protocol):
 
     store_id: str
     address: Body
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it can be told anything now."""
+        ...
 
     def free(self, blocks: Sequence[int]) -> Awaitable[None]:
         """Tell it that these blocks are dead; returns once it has heard."""
@@ -52,6 +57,10 @@ class RemoteValues:
         self.address = address
         self.connection = connection
 
+    @property
+    def is_here(self) -> bool:
+        return not self.connection.closed
+
     def free(self, blocks: Sequence[int]) -> Awaitable[None]:
         return self.connection.ask("free", [list(blocks)])
 
@@ -69,7 +78,10 @@ class RemoteValues:
         def heard(answer: asyncio.Future[Body]) -> None:
             error = None if answer.cancelled() else answer.exception()
             if error is not None and not isinstance(error, ConnectionError):
-                log.warning("value store %s did not take %s: %r", self.store_id, updates, error)
+                about = {"store": self.store_id}
+                log.warning(
+                    "value store %s did not take %s: %r", self.store_id, updates, error, extra=about
+                )
 
         self.connection.ask("held", list(updates)).add_done_callback(heard)
 
@@ -89,6 +101,13 @@ class Freeing:
     def unheard(self) -> int:
         """Dead blocks that their stores were not told of, or have not confirmed."""
         return len(self._store.dead) + sum(map(len, self._unheard.values()))
+
+    def untold(self, store_id: str) -> Iterator[int]:
+        """Dead blocks of a store that it has not confirmed."""
+        yield from list(self._unheard.get(store_id, ()))
+        for placement in list(self._store.dead):
+            if placement.store == store_id:
+                yield placement.block
 
     def register(self, values: Values) -> None:
         """A value store is there; what it has not heard is told now."""
@@ -153,7 +172,8 @@ class Freeing:
                     return  # told again when it registers
                 except Exception as error:
                     # Whatever failed there: nobody else knows that these bytes are dead.
-                    log.warning("value store %s did not free: %r", store_id, error)
+                    about = {"store": store_id}
+                    log.warning("value store %s did not free: %r", store_id, error, extra=about)
                     await asyncio.sleep(RETRY_S)
                 else:
                     del blocks[:told]

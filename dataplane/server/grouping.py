@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dataplane.errors import (
+    DataplaneError,
     InvalidRequest,
     PartitionNotFound,
     QuotaExceeded,
@@ -84,6 +85,9 @@ class Grouping:
             mine = self._beginning[key] = asyncio.current_task()
             try:
                 answered = await self._begin_once(wish, settled, home, deadline)
+            except DataplaneError as error:
+                self._service.tracing.refused(client_id, BEGIN, partition_id, [uid], error)
+                raise
             finally:
                 if self._beginning.get(key) is mine:
                     del self._beginning[key]
@@ -254,7 +258,11 @@ class Grouping:
                     "the status at which a group ends is a word such as 'finished' or 'failure', "
                     f"not {status!r:.80}"
                 )
-            answered = self._apply_end(client_id, attempt, status, request, settled, of)
+            try:
+                answered = self._apply_end(client_id, attempt, status, request, settled, of)
+            except StaleWrite as error:
+                self._service.tracing.refused(client_id, END, "", [], error, attempt)
+                raise
             self._service.repeats.remember(client_id, request, END, answered)
         connection.reply(number, answered)
 

@@ -84,7 +84,10 @@ class Keeping:
         try:
             await kept.values.bind(kept.token, group.attempt)
         except (DataplaneError, ConnectionError) as error:
-            log.warning("room for attempt %d is kept no more: %s", group.attempt, error)
+            about = _about(group)
+            log.warning(
+                "room for attempt %d is kept no more: %s", group.attempt, error, extra=about
+            )
             return
         self.is_kept(group, kept.values)
 
@@ -96,7 +99,8 @@ class Keeping:
         try:
             values = await _first_to_hold(candidates, group.attempt, group.declared_bytes, deadline)
         except (DataplaneError, ConnectionError) as error:
-            log.warning("no room is kept for attempt %d: %s", group.attempt, error)
+            about = _about(group)
+            log.warning("no room is kept for attempt %d: %s", group.attempt, error, extra=about)
             return
         self.is_kept(group, values)
 
@@ -109,7 +113,8 @@ class Keeping:
             try:
                 service.journal.append(j.KEEP, service.store.n, service.clock(), change)
             except DataplaneError as error:
-                log.warning("no room is kept for attempt %d: %s", group.attempt, error)
+                about = _about(group)
+                log.warning("no room is kept for attempt %d: %s", group.attempt, error, extra=about)
                 values.held([(group.attempt, 0)])
                 return
             group.store = values.store_id
@@ -137,6 +142,10 @@ class Keeping:
             values = self._service.freeing.stores.get(store_id)
             if values is not None:
                 values.held(amounts)
+
+
+def _about(group: Group) -> dict[str, object]:
+    return {"partition": group.partition_id, "uid": group.uid, "attempt": group.attempt}
 
 
 async def _first_to_hold(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataplane.errors import InvalidRequest
+from dataplane.server.ordering import first_rows, parse_order
 from dataplane.server.slices import Slices, WorstSlice
 from dataplane.tags import listing
 from dataplane.tags.history import Change
@@ -31,8 +32,9 @@ Packed = tuple[list[Any], list[Any], int]
 
 
 async def list_partition(store: TagStore, body: Body, worst: WorstSlice) -> Packed:
-    """The answer to [partition_id, where, since, columns, limit]: all of one moment."""
-    partition_id, where, since, columns, limit = body
+    """The answer to [partition_id, where, since, columns, limit, order_by (may be left out)]: all
+    of one moment."""
+    partition_id, where, since, columns, limit, *order_by = body
     partition = store.partition(partition_id)
     predicate = compile_where(where)
     _check(since, columns, limit)
@@ -40,6 +42,13 @@ async def list_partition(store: TagStore, body: Body, worst: WorstSlice) -> Pack
     walk = _Walk(partition, predicate, wanted, limit, worst)
     revision = (store.epoch, partition.revision)
     cleared: list[str] = []
+    if order_by:
+        order = parse_order(since, limit, *order_by)
+        rows = await first_rows(partition, predicate, order, limit, worst)
+        walk = _Walk(partition, predicate, wanted, limit, worst)
+        await walk.take(rows)
+        head, buffers, nbytes = pack_pieces(walk.pieces)
+        return [revision, True, cleared, *head], buffers, nbytes
     # What is older than this epoch, or than history, is answered with everything.
     after: int | None = None
     if (

@@ -37,7 +37,10 @@ class Losing:
         losses = find_losses(store, store_id, blocks)
         restorer = service.checkpointing.restorer
         if any(map(losses.names, restorer.placements())):
-            log.warning("a load is given up: value store %s lost some of it", store_id)
+            log.warning(
+                "a load is given up: value store %s lost some of it",
+                store_id, extra={"store": store_id},
+            )  # fmt: skip
             restorer.abandon()
         if losses.placements or any(map(losses.names, store.dead)):
             now = service.clock()
@@ -46,11 +49,13 @@ class Losing:
             store.apply_lost(losses, now)
         if blocks is None:
             service.freeing.forget(store_id)
+        service.totals.rows_lost += losses.rows
         if losses.rows:
             log.warning(
                 "%d rows of %d partitions (%s) are lost: value store %s %s",
                 losses.rows, len(losses.positions),
                 quote(partition.partition_id for partition in losses.positions), store_id,
                 "is gone" if blocks is None else f"has not got {len(blocks)} blocks any more",
+                extra={"rows": losses.rows, "store": store_id},
             )  # fmt: skip
         return losses.rows

@@ -180,6 +180,7 @@ class Partitioning:
                 for at in range(0, len(piece), RELEASE_ROWS):
                     store.release_rows(partition, piece[at : at + RELEASE_ROWS])
                     await slices.breathe()
+                await slices.breathe()
             service.freeing.run()
             service.grouping.keeping.tell()  # and nothing is left to remember of its groups
 

@@ -12,16 +12,18 @@ import logging
 import os
 import resource
 import secrets
+import sys
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow
 
 from dataplane.config import Config
 from dataplane.errors import InternalError, InvalidRequest, PermissionDenied, PlaneLost
 from dataplane.host.folders import Folders
+from dataplane.metrics.timing import Meter
 from dataplane.server.connection import GREETING_S, Connection, Payload, Verb
 from dataplane.server.ports import LocalTags, LocalValues, RemoteTags
 from dataplane.server.snapshotting import Snapshots
@@ -30,6 +32,7 @@ from dataplane.server.tag_service import TagService
 from dataplane.server.value_service import TagPort, ValueService
 from dataplane.tags.history import History
 from dataplane.tags.journal_folder import open_journal
+from dataplane.tags.lineage.lineage import Lineage
 from dataplane.tags.store import TagStore
 from dataplane.values.budget import shared_memory_budget
 from dataplane.values.incarnation import bytes_left
@@ -38,11 +41,16 @@ from dataplane.wire import columns
 from dataplane.wire.address import Address, prepare_tcp
 from dataplane.wire.frames import Body, Header
 
+if TYPE_CHECKING:
+    from dataplane.metrics.serving import ServedMetrics
+
 log = logging.getLogger("dataplane.server")
 
 JOURNAL = "journal"
 """The folder of the journal, in a plane's runtime folder."""
 
+SWITCH_S = 0.0005
+"""How long a thread of Python keeps others waiting; by default it is ten times as long."""
 CLOSING_TURNS = 100
 """Of the loop, within which all connections have ended."""
 
@@ -61,6 +69,10 @@ class PlaneServer:
         self.tags: TagService | None = None
         self.values: ValueService | None = None
         self.verbs: dict[str, Verb] = {}
+        self.meter: Meter | None = None
+        if config.metrics_port is not None:
+            self.meter = Meter(self.verbs, ("put_block",))
+        self.metrics: ServedMetrics | None = None
         self.address = Address(None)
         self.ended = asyncio.Event()
         """Set when the plane is to end: destroyed, or its tag store is gone."""
@@ -72,6 +84,7 @@ class PlaneServer:
         """Those that have greeted."""
         self._idle: asyncio.TimerHandle | None = None
         self._port: RemoteTags | None = None
+        self._snapshots: Snapshots | None = None
 
     # -- building ----------------------------------------------------------------------------
 
@@ -82,6 +95,9 @@ class PlaneServer:
         """
         config = self.config
         history = History(config.history_changes, config.history_age_s)
+        lineage = None
+        if config.lineage != "off":
+            lineage = Lineage(config.lineage_bytes, config.lineage)
         opened = open_journal(
             self.folders.runtime / JOURNAL,
             self.plane_id,
@@ -89,17 +105,19 @@ class PlaneServer:
             sync=config.journal_sync,
             history=history,
             now=time.time(),
+            lineage=lineage,
         )
         replay = opened.replay
         if replay is not None:
             store = replay.store
         else:
             store = TagStore(1, history, open_schemas=config.open_schemas)
-        self.tags = TagService(store, opened.journal, on_destroy=self.ended.set)
+        self.tags = TagService(store, opened.journal, on_destroy=self.ended.set, lineage=lineage)
         if replay is not None:
             self.tags.resume(replay)
         self.verbs.update(self.tags.verbs)
         snapshots = Snapshots(opened.journal, config.snapshot_bytes)
+        self._snapshots = snapshots
         loop = asyncio.get_running_loop()
         self._tasks += [loop.create_task(self.tags.upkeep()), loop.create_task(snapshots.run())]
         if linger:
@@ -194,6 +212,52 @@ class PlaneServer:
         for server in self._servers:
             await server.start_serving()
 
+    def open_metrics(self, role: str, host: str | None = None, offset: int = 0) -> None:
+        """Serve metrics, where the settings ask for it: on this host, unless they name one, and
+        so many ports above theirs. InvalidRequest if there is no such host."""
+        port, meter = self.config.metrics_port, self.meter
+        if port is None or meter is None:
+            return
+        # Not needed by others, and costs as much to load as half of this server.
+        from dataplane.metrics.serving import LOCAL, ServedMetrics, read_connections
+        from dataplane.metrics.tag_store import TagStoreReader
+        from dataplane.metrics.value_store import read_values
+
+        folders, tags, values = self.folders, self.tags, self.values
+        self.metrics = metrics = ServedMetrics(
+            role, folders.name, folders.plane_id, folders.runtime,
+            instance="" if tags is not None or values is None else values.store.store_id,
+            host=self.config.metrics_host or host or LOCAL, port=port and port + offset,
+            known_as=host or LOCAL,
+        )  # fmt: skip
+        metrics.add(lambda: read_connections(meter, [(c.role, c.begun) for c in self._connections]))
+        if tags is not None:
+            assert self._snapshots is not None
+            metrics.add(TagStoreReader(tags, self._snapshots).read)
+            metrics.others = lambda: tags.registering.metrics
+        if values is not None:
+            metrics.add(lambda: read_values(values))
+        # The thread that writes the text of a scrape must not keep the loop from running.
+        sys.setswitchinterval(SWITCH_S)
+        target = metrics.open(self._why_unready)
+        if tags is not None:
+            tags.metrics = target
+        if values is not None:
+            values.metrics = target
+
+    def _why_unready(self) -> str | None:
+        """Why this process cannot do its work now; None if it can."""
+        tags, values = self.tags, self.values
+        if tags is not None and tags.ending:
+            return "the plane is ending"
+        if self._snapshots is not None and self._snapshots.journal.is_broken:
+            return "the journal takes no more changes until a restart"
+        if values is not None and not values.tags.is_joined:
+            return "the tag store is away"
+        if values is None and tags is not None and not tags.registering.connected:
+            return "no value store is connected"
+        return None
+
     async def close(self, *, keep_memory: bool = False) -> None:
         """Stop serving for good and give back all shared memory; or keep it for another process,
         which goes on from it."""
@@ -201,6 +265,8 @@ class PlaneServer:
             self.tags.registering.end()
         if self._port is not None:
             self._port.close()
+        if self.metrics is not None:
+            await asyncio.to_thread(self.metrics.close)
         for server in self._servers:
             server.close()
         for task in self._tasks:
@@ -253,6 +319,7 @@ class PlaneServer:
         greeting: dict[str, Any] = {}
         if self.tags is not None:
             self.tags.attach(connection.client_id, connection.label)
+            self.tags.tracing.greet(connection, greeting)
             greeting["revision"] = self.tags.store.revision()
             if self._idle is not None and connection.role == "client":
                 self._idle.cancel()

@@ -62,6 +62,10 @@ class LocalTags:
         else:
             when_done(answer, ended)
 
+    @property
+    def is_joined(self) -> bool:
+        return True
+
     def begun(self, token: int) -> None:
         self._tags.putting.begun(self._store_id, token)
 
@@ -85,6 +89,10 @@ class LocalValues:
         self._values = values
         self.store_id = values.store.store_id
         self.address = address
+
+    @property
+    def is_here(self) -> bool:
+        return True
 
     def free(self, blocks: Sequence[int]) -> Awaitable[None]:
         return self._values.free(blocks)
@@ -170,7 +178,8 @@ class RemoteTags:
             columns = np.frombuffer(answer.payload, np.int64).reshape(4, -1)
             lost = await store.reconcile(Live(*columns))
             without_room = store.reconcile_holds(kept)
-            await channel.call("register", [self._address, lost, without_room])
+            about = [self._address, lost, without_room, self._values.metrics]
+            await channel.call("register", about)
             self._see(revision)
             for token, since in self._begun.items():
                 channel.tell("begun", [token, since])
@@ -183,6 +192,10 @@ class RemoteTags:
         channel.on_lost = self._on_lost
         if channel.closed:
             self._on_lost()
+
+    @property
+    def is_joined(self) -> bool:
+        return self._channel is not None
 
     def close(self) -> None:
         """The value store ends."""
@@ -227,11 +240,11 @@ class RemoteTags:
                     self._on_end()
                 return
             except (OSError, DataplaneError) as error:
-                log.info("the tag store is not back yet: %s", error)
+                log.debug("the tag store is not back yet: %s", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
         self._joining = None
-        log.warning("the tag store is back, at revision %s", tuple(self._seen))
+        log.info("the tag store is back, at revision %s", tuple(self._seen))
 
     # -- what the tag store asks ------------------------------------------------------------
 

@@ -34,7 +34,10 @@ from dataplane.host.folders import (
     remove_unowned,
 )
 from dataplane.host.records import Record, endpoint_of, secret_of, write_record
+from dataplane.logs.process import hide, set_up
 from dataplane.server.plane import PlaneServer, prepare_process
+
+log = logging.getLogger("dataplane.server")
 
 KILLED_LOCK_S = 2.0
 """How long others of a plane may hold its folders after they were killed."""
@@ -58,10 +61,13 @@ async def serve(
     """
     ownership: Ownership = claim(folders)
     try:
-        server = PlaneServer(folders, config, secret_of(folders))
+        secret = secret_of(folders)
+        hide(secret)
+        server = PlaneServer(folders, config, secret)
         served = False
         try:
             await server.serve_both("local", "plane.sock", endpoint_of(folders, config.tcp_host))
+            server.open_metrics("stores")
             address = server.address
             assert address.unix is not None
             write_record(folders, Record(folders.name, folders.plane_id, address.unix, address.tcp))
@@ -70,11 +76,13 @@ async def serve(
 
                 switches.install(server, "both")
             served = True
+            log.info("plane %r is served at %s", folders.name, address)
             ready(server)
             ends = [asyncio.create_task(e.wait()) for e in (until, server.ended)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 end.cancel()
+            log.info("plane %r ends", folders.name)
         except JournalDamaged as error:
             keep(folders, str(error))
             raise
@@ -88,12 +96,15 @@ async def serve(
 
 def child() -> None:
     """Entry point of the child of `init()`."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     config = Config(**settings["config"])
     folders = plane_folders(
         settings["name"], settings["plane_id"], config.runtime_dir, config.shm_dir
     )
+    set_up(
+        "stores", level=config.log_level, form=config.log_format,
+        plane=folders.name, plane_id=folders.plane_id,
+    )  # fmt: skip
 
     def say(message: dict[str, Any]) -> None:
         os.write(1, json.dumps(message).encode() + b"\n")
@@ -130,7 +141,7 @@ def child() -> None:
         say({"error": to_wire(error)})
         sys.exit(1)
     except Exception as error:
-        logging.exception("the plane could not be served")
+        log.exception("the plane could not be served")
         say({"error": to_wire(InternalError(f"{type(error).__name__}: {error}"))})
         sys.exit(1)
 

@@ -8,7 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dataplane.codec.template import Templates
-from dataplane.errors import InternalError, InvalidRequest, OutcomeUnknown, PermissionDenied
+from dataplane.errors import (
+    DataplaneError,
+    InternalError,
+    InvalidRequest,
+    OutcomeUnknown,
+    PermissionDenied,
+)
 from dataplane.server.connection import Connection, Verb
 from dataplane.tags import journal as j
 from dataplane.tags.keys import check_keys, unpack_tags
@@ -80,6 +86,10 @@ class Putting:
                 if place not in self._store.placements and not loading.has(place):
                     self._service.freeing.drop(*place)
             raise
+        except DataplaneError as error:
+            self._service.totals.refuse(error)
+            self._service.tracing.refused_put(client_id, packed, error)
+            raise
 
     def _put(
         self,
@@ -119,11 +129,22 @@ class Putting:
         if not isinstance(admitted, asyncio.Future):
             return admitted
         waiting = cast("asyncio.Future[PutAnswer]", admitted)
+        waiting.add_done_callback(self._note_refused)
+
+        def ended(answer: asyncio.Future[PutAnswer]) -> None:
+            if not answer.cancelled() and (error := answer.exception()) is not None:
+                self._service.tracing.refused_put(client_id, packed, error)
+
+        waiting.add_done_callback(ended)
         if token:
             place = store_id, token
             self._waiting[place] = waiting
             waiting.add_done_callback(lambda _: self._waiting.pop(place, None))
         return waiting
+
+    def _note_refused(self, waiting: asyncio.Future[PutAnswer]) -> None:
+        if not waiting.cancelled() and isinstance(waiting.exception(), DataplaneError):
+            self._service.totals.refuse(cast("DataplaneError", waiting.exception()))
 
     def _answered(
         self, client_id: str, meta: PutMeta, block: Body, store_id: str
@@ -191,6 +212,11 @@ class Putting:
         except Exception as error:
             # Checked puts do not fail; if one does, its caller must not take it for refused.
             raise InternalError(f"a checked put failed while it was applied: {error!r}") from error
+        totals = service.totals
+        totals.puts += 1
+        totals.rows_put += len(put.keys)
+        if put.placement is not None:
+            totals.bytes_put += put.placement.nbytes
         merged = fields = None
         if meta.flags & RETURN_TAGS:
             merged, fields = resulting(store, put, found)

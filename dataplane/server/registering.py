@@ -4,9 +4,10 @@ Before it registers, a value store asks which of its blocks are live, takes up o
 has, and says then what it has not got. So neither side need remember what the other had heard.
 
     live      []                                  -> [revision, kept], blocks as int64 arrays
-    register  [address, lost blocks, attempts that it has no room for]  -> nil
+    register  [address, lost blocks, attempts that it has no room for, metrics | nil]  -> nil
 
-`kept` maps the attempts that the store keeps room for to what is outstanding of each. Of one store,
+`metrics` is where the store's process serves metrics, as `host:port`. `kept` maps the attempts that
+the store keeps room for to what is outstanding of each. Of one store,
 one connection at a time counts: what an earlier one still had under way is over when the next one
 asks.
 """
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 STEP_PLACEMENTS = 512
 """Looked at before others may run."""
+MAX_TARGET = 300
+"""Characters of a host and port."""
 LOST_BLOCKS = 2048
 """Lost at one revision, where more of a store are."""
 
@@ -49,11 +52,19 @@ class Registering:
         """Of each store the connection that counts."""
         self.known: dict[str, Body] = {}
         """Addresses of all stores that have registered and were not given up, as said last."""
+        self.metrics: dict[str, str] = {}
+        """Where each store's process serves metrics, of those that do."""
         self.verbs: dict[str, Verb] = {"live": self._live, "register": self._register}
 
     def resume(self, stores: dict[str, Body]) -> None:
         """These had registered before the tag store was started again, and have yet to come."""
         self.known.update(stores)
+
+    @property
+    def connected(self) -> int:
+        """How many of the stores that are known are connected now."""
+        here = (self._service.freeing.stores.get(store_id) for store_id in self.known)
+        return sum(values is not None and values.is_here for values in here)
 
     # -- coming ------------------------------------------------------------------------------
 
@@ -98,12 +109,15 @@ class Registering:
 
     def _register(self, connection: Connection, number: int, body: Body) -> None:
         only_stores(connection)
-        address, lost, without_room = body
+        address, lost, without_room, *metrics = body
         store_id = connection.client_id
         if self._connections.get(store_id) is not connection:
             raise InvalidRequest("a value store asks which of its blocks are live, then registers")
         if not all(type(item) is int for items in (lost, without_room) for item in items):
             raise InvalidRequest("blocks and attempts are numbers")
+        self.metrics.pop(store_id, None)
+        if metrics and type(metrics[0]) is str and len(metrics[0]) <= MAX_TARGET:
+            self.metrics[store_id] = metrics[0]
         self.register(RemoteValues(store_id, address, connection), lost, without_room)
         connection.reply(number, None)
 
@@ -160,6 +174,7 @@ class Registering:
             await asyncio.sleep(0)
         service.losing.lose(store_id, None)
         self.known.pop(store_id, None)
+        self.metrics.pop(store_id, None)
 
     def end(self) -> None:
         """The plane ends: value stores that are there end too."""

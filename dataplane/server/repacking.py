@@ -93,7 +93,7 @@ class Repacking:
         try:
             found = await self._tags.repack_candidates(limit, segment)
         except (DataplaneError, ConnectionError) as error:
-            log.warning("no block was repacked: %s", error)
+            log.info("no block was repacked: %s", error)
             return []
         return [Candidate(*candidate) for candidate in found]
 
@@ -129,7 +129,7 @@ class Repacking:
             try:
                 await self._tags.repack(block, placement, moves)
             except (DataplaneError, ConnectionError) as error:
-                log.warning("block %d was not repacked: %s", block, error)
+                log.info("block %d was not repacked: %s", block, error)
                 if isinstance(error, IN_DOUBT):
                     blocks.publish(new.block)
                 else:

@@ -49,12 +49,23 @@ class Snapshots:
         self._journal = journal
         self._snapshot_bytes = snapshot_bytes
         self._taking = asyncio.Lock()
+        self.failed = 0
+        """Snapshots that could not be taken."""
+
+    @property
+    def journal(self) -> FileJournal:
+        """The journal that they are of."""
+        return self._journal
+
+    @property
+    def due_bytes(self) -> int:
+        """Size of the journal from which on a snapshot pays."""
+        return max(self._snapshot_bytes, self._journal.snapshot_bytes)
 
     @property
     def is_due(self) -> bool:
         """Whether the journal has grown so much that a snapshot pays."""
-        journal = self._journal
-        return journal.nbytes >= max(self._snapshot_bytes, journal.snapshot_bytes)
+        return self._journal.nbytes >= self.due_bytes
 
     async def run(self) -> None:
         """Take a snapshot whenever one is due, until cancelled. What goes wrong is logged, and
@@ -69,10 +80,11 @@ class Snapshots:
                 await self.take()
                 pause = LOOK_S
             except (DataplaneError, OSError) as error:
+                self.failed += 1
                 pause = min(2 * pause, MAX_PAUSE_S)
                 log.warning(
                     "no snapshot could be taken, and the journal has %d bytes; next try in %.0f s: "
-                    "%s", self._journal.nbytes, pause, error,
+                    "%s", self._journal.nbytes, pause, error, extra={"bytes": self._journal.nbytes},
                 )  # fmt: skip
 
     async def take(self) -> int:

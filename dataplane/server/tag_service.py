@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any, cast
 
 from dataplane.errors import DataplaneError, InternalError, InvalidRequest, PartitionNotFound
+from dataplane.metrics.totals import Totals
+from dataplane.release import release
 from dataplane.server.admission import Admission
 from dataplane.server.births import Births
 from dataplane.server.checkpointing import Checkpointing
@@ -24,26 +26,30 @@ from dataplane.server.connection import Connection, Verb
 from dataplane.server.explaining import Explaining
 from dataplane.server.freeing import Freeing
 from dataplane.server.grouping import Grouping
+from dataplane.server.inspecting import Inspecting
 from dataplane.server.listings import list_partition
 from dataplane.server.losing import Losing
 from dataplane.server.partitioning import Partitioning
 from dataplane.server.putting import Putting, only_stores
 from dataplane.server.registering import Registering
 from dataplane.server.repeats import Repeats
+from dataplane.server.sampling import Sampling
 from dataplane.server.slices import Slices, WorstSlice
+from dataplane.server.tracing import Tracing
 from dataplane.server.waiting import Waiting
 from dataplane.tags import journal as j
 from dataplane.tags.keys import check_keys
+from dataplane.tags.lineage.lineage import Lineage
 from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
 from dataplane.tags.query import Predicate, compile_where
 from dataplane.tags.quota import oldest_unconsumed
 from dataplane.tags.replay.replay import Replay
 from dataplane.tags.requests import CLEAR
-from dataplane.tags.resolve import resolve
+from dataplane.tags.resolve import resolve, tag_of_each
 from dataplane.tags.store import Doomed, TagStore
 from dataplane.wire.frames import Body
-from dataplane.wire.messages import COMMON
+from dataplane.wire.messages import COMMON, is_revision
 
 MAX_LABELS = 50_000
 """Clients whose whereabouts are remembered; the design is for 10,000 at a time."""
@@ -57,6 +63,7 @@ class TagService:
         *,
         on_destroy: Callable[[], None],
         clock: Callable[[], float] = time.time,
+        lineage: Lineage | None = None,
     ) -> None:
         self.store = store
         self.journal = journal
@@ -66,11 +73,15 @@ class TagService:
         self.admission = Admission(store)
         self.births = Births(store)
         self.worst = WorstSlice()
+        self.totals = Totals()
+        self.metrics: str | None = None
+        """Where this process serves metrics, if it does."""
         self.attached: dict[str, int] = {}
         """Connections of each client."""
         self.labels: dict[str, str] = {}
         """What each client says of itself: where it runs."""
         self._gone_since: dict[str, float] = {}
+        self._started = time.monotonic()
         self.ending = False
         """Destroyed: whoever comes now has come too late."""
         self._on_destroy = on_destroy
@@ -88,6 +99,9 @@ class TagService:
         self.explaining = Explaining(self)
         self.checkpointing = Checkpointing(self)
         self.losing = Losing(self)
+        self.tracing = Tracing(self, lineage)
+        self.inspecting = Inspecting(self)
+        self.sampling = Sampling(self)
         self.verbs: dict[str, Verb] = {
             "repack_candidates": self._repack_candidates,
             "repack": self._repack,
@@ -102,7 +116,8 @@ class TagService:
         }
         for part in (
             self.registering, self.putting, self.grouping, self.partitioning, self.waiting,
-            self.claiming, self.explaining, self.checkpointing,
+            self.claiming, self.explaining, self.checkpointing, self.tracing, self.inspecting,
+            self.sampling,
         ):  # fmt: skip
             self.verbs.update(part.verbs)
 
@@ -110,6 +125,7 @@ class TagService:
         """Go on from what the journal says. Nobody is here yet: clients come again with what they
         held, and for as long as they may be away; value stores say what they have."""
         now = self.clock()
+        self.store.moments.note(self.store.n, now)  # what a snapshot brought is older than that
         self._gone_since = dict.fromkeys(self.store.requests, now)
         self.store.dead.clear()  # no store keeps what it does not find among its live blocks
         self.registering.resume(replay.stores)
@@ -244,14 +260,28 @@ class TagService:
 
     def _resolve(self, connection: Connection, number: int, body: Body) -> None:
         fields: list[Any] | None
-        partition_id, keys, fields, drop = body
+        partition_id, keys, fields, drop, *asked = body
         keys = check_keys(keys, unique=False)
         if fields is not None and not (
             type(fields) is list and all(type(name) is str for name in fields)
         ):
             raise InvalidRequest("select_fields is a list of field names")
-        partition = self.store.partition(partition_id)
-        answer = resolve(partition, keys, fields, drop_missing=bool(drop), common=drop == COMMON)
+        if asked and (len(asked) > 1 or type(asked[0]) is not str):
+            raise InvalidRequest("resolve tells one tag of its rows, by its name")
+        try:
+            partition = self.store.partition(partition_id)
+            answer = resolve(
+                partition, keys, fields, drop_missing=bool(drop), common=drop == COMMON
+            )
+        except DataplaneError as error:
+            self.tracing.refused(connection.client_id, "get", partition_id, keys, error)
+            raise
+        self.totals.gets += 1
+        self.totals.rows_got += len(keys)
+        self.tracing.got(connection.client_id, partition_id, keys, answer)
+        if asked:
+            kept = keys if answer[0] is None else answer[0]
+            answer.append(tag_of_each(partition, kept, asked[0]))
         connection.reply(number, [(self.store.epoch, partition.revision), *answer])
 
     async def _list(self, connection: Connection, number: int, body: Body) -> None:
@@ -261,7 +291,7 @@ class TagService:
     # -- clear -------------------------------------------------------------------------------
 
     def _clear(self, connection: Connection, number: int, body: Body) -> None:
-        partition_id, keys, where, retire, request, settled = body
+        partition_id, keys, where, retire, *until, request, settled = body
         client_id = connection.client_id
         answered = self.repeats.answered(client_id, request, settled, CLEAR)
         if isinstance(answered, asyncio.Future):
@@ -280,6 +310,7 @@ class TagService:
         if type(retire) is not bool:
             raise InvalidRequest(f"retire is true or false, not {retire!r:.80}")
         partition = self.store.partition(partition_id)
+        latest = self._latest(*until)
         if where is not None:
             if keys is not None:
                 raise InvalidRequest("clear names keys or a predicate, not both")
@@ -288,16 +319,22 @@ class TagService:
             done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self.repeats.remember(client_id, request, CLEAR, done)
             work = self._clear_where(
-                connection, number, partition, predicate, where, retire, request, settled, done
-            )
+                connection, number, partition, predicate, where, retire, request, settled, done,
+                latest,
+            )  # fmt: skip
             connection.outlive(CLEAR, number, work)
             return
         names = check_keys(keys, unique=False)
+        if latest is not None:
+            rows = ((name, partition.row(name)) for name in names)
+            names = [name for name, row in rows if row is None or row.revision <= latest]
         if self.store.would_clear(partition, names, retire=retire):
             now = self.clock()
             change = (client_id, partition_id, names, None, retire, request, settled)
             self.journal.append(j.CLEAR, self.store.n + 1, now, change)
             removed = self.store.apply_clear(partition_id, names, now, by=client_id, retire=retire)
+            self.totals.clears += 1
+            self.totals.rows_cleared += removed
             self.freeing.run()
             answer = [removed, (self.store.epoch, partition.revision)]
             self.repeats.remember(client_id, request, CLEAR, answer)
@@ -305,6 +342,14 @@ class TagService:
             answer = [0, (self.store.epoch, partition.revision)]
             self.repeats.keep(client_id, request, settled, CLEAR, answer)
         connection.reply(number, answer)
+
+    def _latest(self, until: Body = None) -> int | None:
+        """After which change of this store rows are to stay that a clear would remove."""
+        if until is None:
+            return None
+        if not is_revision(until):
+            raise InvalidRequest(f"until is the revision of an earlier answer, not {until!r:.80}")
+        return self.store.stamp_of(until)
 
     async def _clear_where(
         self,
@@ -317,6 +362,7 @@ class TagService:
         request: int,
         settled: int,
         done: asyncio.Future[Any],
+        until: int | None,
     ) -> None:
         store, client_id = self.store, connection.client_id
         n: int | None = None
@@ -330,14 +376,17 @@ class TagService:
                     partition_id=partition.partition_id,
                 )
             now = self.clock()
-            asked = (request, settled)
+            asked = (request, settled) if until is None else (request, settled, until)
             change = (client_id, partition.partition_id, None, where, retire, *asked)
             self.journal.append(j.CLEAR, store.n + 1, now, change)
             store.apply_scanned_clear(partition, found, now, by=client_id, retire=retire)
             n = store.n
 
         try:
-            removed = await clear_where(store, partition, predicate, commit, self.worst)
+            removed = await clear_where(store, partition, predicate, commit, self.worst, until)
+            if removed:
+                self.totals.clears += 1
+                self.totals.rows_cleared += removed
             # While it was carried out others may have changed the partition again.
             answer = [removed, (store.epoch, partition.revision if n is None else n)]
             if n is None:
@@ -377,6 +426,9 @@ class TagService:
         counts["dead_blocks"] = self.freeing.unheard
         counts["worst_slice_ms"] = round(self.worst.seconds * 1e3, 3)
         counts["pid"] = os.getpid()
+        counts["version"] = release()
+        counts["uptime_s"] = round(time.monotonic() - self._started, 3)
+        counts["time_s"] = round(self.clock(), 3)
         counts["clients"] = len(self.attached)
         counts["waiting"] = {
             "rows": len(self.waiting),
@@ -390,6 +442,8 @@ class TagService:
             if p.account.held_bytes
         }
         counts["stores"] = self.registering.known
+        counts["totals"] = self.totals.as_dict()
+        counts["metrics"] = self.metrics
         store = self.store
         counts["kept"] = {
             "groups": len(store.attempts),
@@ -439,6 +493,7 @@ class TagService:
     async def upkeep(self) -> None:
         """Trim history while nothing changes, and forget clients that are long gone."""
         while True:
+            self.sampling.look(self.clock())
             await asyncio.sleep(1.0)
             now = self.clock()
             self.store.upkeep(now)
@@ -453,6 +508,7 @@ class TagService:
                 del self._gone_since[client_id]
                 # What it repeats after that long may have happened: `OutcomeUnknown`.
                 self.store.forget_client(client_id)
+                self.tracing.forget(client_id)
 
 
 def _checked_moves(moves: Any, rows: int, copies: int, end: int) -> list[tuple[int, int]]:

@@ -68,6 +68,11 @@ class TagPort(Protocol):
 
     async def repack(self, old: int, block: Body, moves: list[Any]) -> None: ...
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether the tag store can be asked now."""
+        ...
+
 
 class ValueService:
     def __init__(self, store: ValueStore, tags: TagPort) -> None:
@@ -76,6 +81,8 @@ class ValueService:
         self.repacking = Repacking(store, tags)
         store.repack = self.repacking.repack
         store.evacuate = self.repacking.evacuate
+        self.metrics: str | None = None
+        """Where this process serves metrics, if it does."""
         self._templates = Templates()
         self._last_token = 0
         self._publishing: dict[Connection, set[int]] = {}
@@ -88,6 +95,7 @@ class ValueService:
             "unpin": self._unpin,
             "read": self._read,
             "value_status": self._status,
+            "holdings": self._holdings,
         }
 
     # -- put ---------------------------------------------------------------------------------
@@ -159,6 +167,7 @@ class ValueService:
             self._publishing.get(connection, _NONE).discard(token)
             if error is None:
                 self.store.published(block)
+                self.store.bytes_in += extent.nbytes
                 connection.reply(number, answer)
                 return
             if isinstance(error, IN_DOUBT):
@@ -258,7 +267,9 @@ class ValueService:
             # The store ends the pin at the request's deadline, whatever the reader does.
             patience_s = _patience(timeout_s)
             async with asyncio.timeout(READ_TIMEOUT_S if patience_s is None else patience_s):
-                await connection.reply_with(number, [[]], parts, int(size.sum()))
+                nbytes = int(size.sum())
+                await connection.reply_with(number, [[]], parts, nbytes)
+                self.store.bytes_out += nbytes
         except TimeoutError:
             # What is still on its way must not leave once its pin has ended.
             connection.abort("a read was not taken before its deadline")
@@ -285,7 +296,18 @@ class ValueService:
         self.store.drop(connection, stopped=stopped)
 
     def _status(self, connection: Connection, number: int, body: Body) -> None:
-        connection.reply(number, self.store.counts())
+        connection.reply(number, {**self.store.counts(), "metrics": self.metrics})
+
+    def _holdings(self, connection: Connection, number: int, body: Body) -> None:
+        """What is in use, who holds it, and, if asked, which blocks are published."""
+        (with_blocks,) = body
+        held = [
+            (owner.client_id, owner.label, *rest)
+            for owner, *rest in self.store.blocks.held()
+            if isinstance(owner, Connection)  # else it is what groups have reserved
+        ]
+        blocks = np.array(self.store.blocks.published() if with_blocks else (), np.int64)
+        connection.reply(number, [self.store.counts(), held, blocks.tobytes()])
 
 
 class _Incoming:

@@ -7,9 +7,9 @@ yet. A request that waits is a task of its connection, and ends with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dataplane.errors import DeadlineExceeded, InvalidRequest, PartitionNotFound
 from dataplane.server.connection import Connection, Verb
@@ -26,14 +26,37 @@ if TYPE_CHECKING:
     from dataplane.server.tag_service import TagService
 
 
+class Waited(NamedTuple):
+    """What a request waits for."""
+
+    kind: str
+    """`rows` or `changes`."""
+    partition_id: str
+    where: Body
+    started: float
+    deadline: float
+    """On the loop's clock, both."""
+    fields: list[str]
+    wanted: int | None = None
+    grouped: bool = False
+
+
+class _Request(NamedTuple):
+    """A request that waits."""
+
+    task: asyncio.Task[Any]
+    number: int
+    """What to answer it by."""
+    waited: Waited
+
+
 class Waiting:
     def __init__(self, service: TagService) -> None:
         self._service = service
         self._store = service.store
         self._crowds: dict[Partition, dict[Condition, Crowd]] = {}
-        self._requests: dict[tuple[Connection, int], tuple[asyncio.Task[Any], int]] = {}
-        """What waits, and the number to answer it by, for each number that a client gave it: so
-        that it can be given up."""
+        self._requests: dict[tuple[Connection, int], _Request] = {}
+        """What waits, by the number that a client gave it: so that it can be given up."""
         self._stirred: dict[Crowd, int] = {}
         """Whom changes concern and who were not woken yet, with the first revision that does."""
         self._waking = False
@@ -67,7 +90,8 @@ class Waiting:
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = started + check_wait(wait_s)
-        with self._named(connection, number, request):
+        waited = Waited("rows", partition_id, where, started, deadline, fields, count, grouped)
+        with self._named(connection, number, request, waited):
             try:
                 partition = await self._born(partition_id, deadline)
                 crowd = self._join(partition, condition, predicate)
@@ -96,7 +120,8 @@ class Waiting:
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = started + check_wait(wait_s)
-        with self._named(connection, number, request):
+        waited = Waited("changes", partition_id, where, started, deadline, [])
+        with self._named(connection, number, request, waited):
             try:
                 partition = await self._born(partition_id, deadline)
                 crowd = self._join(partition, condition, predicate)
@@ -117,7 +142,9 @@ class Waiting:
                 connection.reply(number, answer)
 
     @contextmanager
-    def _named(self, connection: Connection, number: int, request: object) -> Generator[None]:
+    def _named(
+        self, connection: Connection, number: int, request: object, waited: Waited
+    ) -> Generator[None]:
         """While this lasts, the task that runs can be given up by the number of its request."""
         if type(request) is not int or (connection, request) in self._requests:
             raise InvalidRequest(
@@ -125,7 +152,7 @@ class Waiting:
             )
         task = asyncio.current_task()
         assert task is not None
-        self._requests[connection, request] = task, number
+        self._requests[connection, request] = _Request(task, number, waited)
         try:
             yield
         finally:
@@ -141,10 +168,15 @@ class Waiting:
 
     def _give_up(self, connection: Connection, request: int) -> None:
         """Nobody waits for the answer to a request any longer."""
-        task, number = self._requests.get((connection, request), (None, 0))
-        if task is not None:
-            task.cancel()
-            connection.reply(number, None)  # so that it is not expected for ever
+        found = self._requests.get((connection, request))
+        if found is not None:
+            found.task.cancel()
+            connection.reply(found.number, None)  # so that it is not expected for ever
+
+    def waiting(self) -> Iterator[tuple[str, Waited]]:
+        """Who waits, by client, and for what."""
+        for (connection, _), request in self._requests.items():
+            yield connection.client_id, request.waited
 
     def _after(self, since: Body) -> int:
         """The revision from which on to watch; before everything, if it is of an older epoch."""

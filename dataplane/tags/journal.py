@@ -22,6 +22,7 @@ import msgpack
 from dataplane.errors import InternalError, QuotaExceeded
 from dataplane.tags import records
 from dataplane.tags.history import History
+from dataplane.tags.lineage.lineage import Lineage
 from dataplane.tags.records import Head, Records, framed, head_bytes
 
 PUT, CLEAR, REPACK, STORE = records.PUT, records.CLEAR, records.REPACK, records.STORE
@@ -102,12 +103,16 @@ class FileJournal:
         history = History()
         self.history = (history.max_changes, history.max_age_s)
         """How far back the history reaches of the store whose journal it is."""
+        self.lineage: Lineage | None = None
+        """Where the last changes are kept to be looked at."""
         self._fd = fd
         self._end = end
         self.closed_bytes = 0
         """Size of the files before this one that no snapshot has taken the place of."""
         self._begin = end if end == len(head_bytes(self.head)) else 0
         self._broken: str | None = None
+        self.refused = 0
+        """Changes that it could not take."""
         self._always = sync == ALWAYS
         self._pack = msgpack.Packer(autoreset=True).pack
         self._lock = threading.Lock()
@@ -131,6 +136,16 @@ class FileJournal:
     def nbytes(self) -> int:
         """Size of the files that no snapshot has taken the place of."""
         return self.closed_bytes + self._end
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it takes no change until it is begun anew."""
+        return self._broken is not None
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """Bytes of the file that is written which no flush of ours has covered."""
+        return max(0, self._end - (self._end if self._always else self._flushed))
 
     def append(self, kind: int, n: int, at: float, body: Any) -> None:
         """Write one change.
@@ -158,6 +173,8 @@ class FileJournal:
         except OSError as error:
             self._refuse(error)
         self._end += len(data)
+        if self.lineage is not None:
+            self.lineage.wrote(kind, n, at, body, record)
         if kind == RESTORE:
             self._note_load(body[0])
 
@@ -168,6 +185,7 @@ class FileJournal:
     def _refuse(self, error: OSError | None) -> NoReturn:
         """Cut off what there is of a change, and say why it was not made. No error stands for a
         disk that took a part of it, as one does that is full."""
+        self.refused += 1
         reason = "the disk took only part of a record" if error is None else str(error)
         try:
             os.ftruncate(self._fd, self._end)

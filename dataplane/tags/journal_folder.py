@@ -31,6 +31,7 @@ from dataplane.errors import (
 )
 from dataplane.tags.history import History
 from dataplane.tags.journal import START, FileJournal, disk_full, journal_name, reading
+from dataplane.tags.lineage.lineage import Lineage
 from dataplane.tags.records import Head, Record, Records, damaged
 from dataplane.tags.replay.replay import Replay
 from dataplane.tags.snapshot.format import Parts
@@ -73,11 +74,13 @@ def open_journal(
     sync: str,
     history: History,
     now: float,
+    lineage: Lineage | None = None,
 ) -> Opened:
     """The journal of a plane, ready for its next change, and what its records so far have made.
 
     A folder that is not there is made. `open_schemas` is for a new plane; one that goes on has what
     it began with. `history` is empty and becomes that of the store. `now` is when the epoch begins.
+    `lineage` keeps the last changes, those included that are read here.
 
     Raises:
         JournalDamaged: a file is not as it was written, is missing, or is another plane's. All are
@@ -95,20 +98,29 @@ def open_journal(
             path = folder / journal_name(1)
             journal = FileJournal(path, plane_id, 1, open_schemas=open_schemas, sync=sync)
             journal.history = bounds
+            journal.lineage = lineage
             return Opened(journal, None)
-        return _resume(files, plane_id, sync, history, now)
+        return _resume(files, plane_id, sync, history, now, lineage)
 
 
-def _resume(files: Files, plane_id: str, sync: str, history: History, now: float) -> Opened:
+def _resume(
+    files: Files,
+    plane_id: str,
+    sync: str,
+    history: History,
+    now: float,
+    lineage: Lineage | None,
+) -> Opened:
     bounds = (history.max_changes, history.max_age_s)
-    made, last = read_files(files, plane_id, history)
+    made, last = read_files(files, plane_id, history, lineage=lineage)
     if last.torn is not None:
-        log.warning(
+        log.info(
             "the journal %s ends in the middle of a record: %d bytes from byte %d on were never "
             "acknowledged, and are cut off (%s)",
             last.path, last.torn.nbytes, last.torn.offset, last.torn.reason,
         )  # fmt: skip
     journal = FileJournal.resumed(Path(last.path), last.head, last.end, sync)
+    journal.lineage = lineage
     try:
         start = Record(START, made.store.n, now, [made.store.epoch + 1], last.end)
         journal.append(start.kind, start.n, start.at, start.body)
@@ -152,7 +164,12 @@ def list_files(folder: Path) -> Files:
 
 
 def read_files(
-    files: Files, plane_id: str | None, history: History, until: int | None = None
+    files: Files,
+    plane_id: str | None,
+    history: History,
+    until: int | None = None,
+    *,
+    lineage: Lineage | None = None,
 ) -> tuple[Replay, Records]:
     """What the newest snapshot and the files after it have made, up to but without the file
     `until`, and the records of the last of them, read to their end.
@@ -166,6 +183,8 @@ def read_files(
             with opened_snapshot(files, plane_id) as parts:
                 made = loaded(parts, history)
                 plane_id = parts.head.plane_id
+            if lineage is not None:
+                lineage.partial = True
         last: Records | None = None
         for number in _numbers(files, until):
             with reading(files.journals[number]) as records:
@@ -174,8 +193,9 @@ def read_files(
                 if made is None:
                     head = records.head
                     made = Replay(head.epoch, history, open_schemas=head.open_schemas)
-                for _ in replayed(made, records):
-                    pass
+                for record in replayed(made, records):
+                    if lineage is not None:
+                        lineage.wrote(*record[:4], records.packed)
             last = records
         if made is None or last is None:
             raise InternalError(f"there is nothing of a journal before file {until}")

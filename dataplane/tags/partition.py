@@ -5,7 +5,7 @@ Checks change nothing; `apply_put` and `apply_clear` cannot fail after their che
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 
 import msgpack
@@ -515,6 +515,19 @@ class Partition:
             if live:
                 found.append((row, position, live))
         return found
+
+    def dismantle(self) -> Iterator[Sequence[Row]]:
+        """All rows of a partition that is gone, piece by piece, of which nothing is left then: to
+        let go of a million rows at once would hold the loop for a while."""
+        chunks = self.slots.chunks
+        for number in range(len(chunks)):
+            # A clear that is under way looks for them still.
+            chunk, chunks[number] = chunks[number], None
+            if chunk is not None and chunk.live:
+                yield chunk.live_rows()
+        for shard in self.index.shards:
+            shard.clear()
+            yield ()
 
     def apply_repack(
         self, old: Placement, new: Placement, moves: Sequence[tuple[int, int]]

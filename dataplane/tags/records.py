@@ -168,6 +168,8 @@ class Records:
         self.size = file.seek(0, 2)
         self.end = 0
         """Where the last whole record ends, of those that were read."""
+        self.packed = b""
+        """The record that came out last, as it is in the file."""
         self.torn: Torn | None = None
         file.seek(0)
         self.head = self._read_head()
@@ -183,6 +185,7 @@ class Records:
             if record is None:
                 raise self.damaged(self.end, "its checksum is right, and it is no record")
             self.end += FRAME.size + len(found)
+            self.packed = found
             yield record
 
     def damaged(self, offset: int, what: str) -> JournalDamaged:

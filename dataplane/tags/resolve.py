@@ -110,6 +110,13 @@ def resolve(
     return [kept, fields, schema, *_places(rows, fields, signatures)]
 
 
+def tag_of_each(partition: Partition, keys: Sequence[str], name: str) -> list[Any]:
+    """What each of these keys, which are there, has as this tag; None for those without it."""
+    shards, at = partition.index.shards, partition.slots.at
+    rows = (at(shards[hash(key) & (SHARDS - 1)][key]) for key in keys)
+    return [row.tags.get(name) if type(row) is Row else None for row in rows]
+
+
 def _one_schema(
     partition: Partition,
     name: str,

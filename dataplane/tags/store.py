@@ -16,6 +16,7 @@ from dataplane.tags.groups import Group
 from dataplane.tags.history import Chain, Change, History
 from dataplane.tags.keys import check_name
 from dataplane.tags.lost import Losses, LossTags
+from dataplane.tags.moments import Moments
 from dataplane.tags.partition import Partition
 from dataplane.tags.placement import Placement
 from dataplane.tags.puts import Found, PutRows
@@ -75,6 +76,8 @@ class TagStore:
         """Told of the partition of each revision, once all of it is in place."""
         self.dropped: dict[str, int] = {}
         """Revisions at which partitions were dropped, as far as history reaches."""
+        self.moments = Moments()
+        """When revisions were made."""
         self._reaping: deque[Iterator[tuple[Partition, str, int]]] = deque()
 
     def revision(self) -> Revision:
@@ -251,8 +254,11 @@ class TagStore:
                 groups[row.account] = None
         return list(groups)
 
-    def scan_clear(self, partition: Partition, number: int, predicate: Predicate) -> Doomed | None:
-        """What a clear by predicate would make of one chunk; None if it touches no row of it."""
+    def scan_clear(
+        self, partition: Partition, number: int, predicate: Predicate, until: int | None = None
+    ) -> Doomed | None:
+        """What a clear by predicate would make of one chunk; None if it touches no row of it.
+        `until`: rows that changed after this revision stay."""
         chunk = partition.slots.chunks[number]
         if chunk is None or not chunk.live:
             return None
@@ -265,6 +271,8 @@ class TagStore:
         base = number << CHUNK_BITS
         for i, slot in enumerate(chunk.rows):
             if type(slot) is not Row or not predicate(slot.tags):
+                continue
+            if until is not None and slot.revision > until:
                 continue
             if after is None:
                 chunk.frozen = True
@@ -432,7 +440,7 @@ class TagStore:
         partition.touched.clear()
         self.history.append(Change(self.n, now, partition.partition_id, (), None))
         self.upkeep(now)
-        return (chunk.live_rows() for chunk in partition.slots.cut())
+        return partition.dismantle()
 
     # -- loss --------------------------------------------------------------------------------
 
@@ -500,6 +508,7 @@ class TagStore:
 
     def _record(self, partition: Partition, change: Change) -> None:
         self.history.append(change)
+        self.moments.note(change.n, change.at)
         if partition.touched:
             self._settle(partition)
         self.upkeep(change.at)

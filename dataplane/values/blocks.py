@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,6 +57,18 @@ class Pinned(NamedTuple):
     """What `unpin` takes; 0 when nothing was pinned."""
     gone: list[int]
     """The blocks that are not there. If any is gone, none is pinned."""
+
+
+class Held(NamedTuple):
+    """What one owner holds; bytes are of extents."""
+
+    owner: Hashable
+    reserved: int
+    reserved_bytes: int
+    pinned: int
+    pinned_bytes: int
+    kept_bytes: int
+    """Of what it has pinned, and nothing else would keep."""
 
 
 @dataclass(slots=True)
@@ -115,6 +127,8 @@ class BlockTable:
         self._fit = FirstFit()
         self._known_segments: set[int] = set()
         self._used_bytes = 0
+        self.pinned_bytes = 0
+        """Bytes of all blocks that were ever pinned, each time that they were."""
         self._round = 0
 
     # -- segments
@@ -359,6 +373,7 @@ class BlockTable:
             return Pinned(0, gone)
         for entry in found:
             entry.pins += 1
+            self.pinned_bytes += entry.extent.nbytes
         handle = self._next_handle
         self._next_handle += 1
         self._pins[handle] = _Pin(owner, tuple(wanted))
@@ -421,6 +436,35 @@ class BlockTable:
         """The block's state, or None if it is not here."""
         found = self._blocks.get(block)
         return found.state if found is not None else None
+
+    def held(self) -> Iterator[Held]:
+        """What each owner holds, of those that hold anything."""
+        for owner, of in self._owners.items():
+            pinned = {block for handle in of.handles for block in self._pins[handle].blocks}
+            kept = [entry for b in pinned if (entry := self._blocks[b]).state is State.DEAD]
+            yield Held(
+                owner,
+                len(of.reserved),
+                sum(round_up(self._blocks[block].extent.nbytes) for block in of.reserved),
+                len(pinned),
+                sum(round_up(self._blocks[block].extent.nbytes) for block in pinned),
+                sum(round_up(entry.extent.nbytes) for entry in kept),
+            )
+
+    def published(self) -> list[int]:
+        """The blocks that the tag store holds placements into, as far as is known here."""
+        return [b for b, entry in self._blocks.items() if entry.state is State.PUBLISHED]
+
+    @property
+    def pins(self) -> int:
+        """How many handles are held."""
+        return len(self._pins)
+
+    def states(self) -> Iterator[tuple[str, int]]:
+        """The state of each block that is here now, and its bytes. For walks in slices: what
+        happens to the table meanwhile does not end them."""
+        for block in list(self._blocks.values()):
+            yield block.state.value, block.extent.nbytes
 
     def counts(self) -> dict[str, int]:
         """How many blocks are in each state, and `pins`: how many handles are held."""

@@ -150,11 +150,10 @@ class Recovery:
             if not self._old and not self._walks:
                 self._died.clear()
         self._freed()
-        if ended or lost:
-            log.warning(
-                "of %d live blocks %d are lost; %d blocks ended without this store hearing of it",
-                len(ids), len(lost), ended,
-            )  # fmt: skip
+        if lost:
+            log.warning("of %d live blocks %d are lost", len(ids), len(lost))
+        if ended:
+            log.info("%d blocks ended without this store hearing of it", ended)
         return lost
 
     # -- an earlier incarnation's segments ---------------------------------------------------
@@ -210,7 +209,7 @@ class Recovery:
             await pace.breathe()
         self._blocks.adopted(segment_id)
         if impossible:
-            log.warning(
+            log.error(
                 "%d live blocks cannot be where they are said to be in segment %s, beginning "
                 "with %s: they are lost",
                 len(impossible), segment_path(self._folder, segment_id), impossible[:10],
@@ -244,7 +243,7 @@ class Recovery:
                     if block not in self._died:
                         lost.append(block)
                 elif self._blocks.extent(block) != said:
-                    log.warning(
+                    log.error(
                         "block %d lies at %s, not %s", block, self._blocks.extent(block), said
                     )
                     lost.append(block)

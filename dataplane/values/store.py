@@ -103,6 +103,10 @@ class ValueStore:
         """Tries to free room by copying live rows out of mostly dead blocks; whether it did."""
         self.evacuate: Callable[[], Awaitable[bool]] | None = None
         """Tries to free a segment that takes no new block, by copying what lives in it."""
+        self.bytes_in = 0
+        """Bytes of the blocks that were put here since the process started."""
+        self.bytes_out = 0
+        """Bytes that were sent to readers of other nodes."""
         self._next_segment = 1
         self._refused = ""
         """Why the last segment that was wanted could not be made."""
@@ -444,13 +448,26 @@ class ValueStore:
             try:
                 await self._make_segment(wanted)
             except DataplaneError as error:
-                log.warning("no room to empty a segment: %s", error)
+                log.info("no room to empty a segment: %s", error)
             else:
                 return True
         return False
 
     def _left(self) -> int:
         return self.budget.capacity_bytes - self._segment_bytes
+
+    @property
+    def segment_bytes(self) -> int:
+        """Shared memory that is taken."""
+        return self._segment_bytes
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room that others have to make."""
+        return sum(
+            request.timer is not None and not request.future.done()
+            for request in (*self._draws, *self._requests)
+        )
 
     @property
     def _segment_bytes(self) -> int:
@@ -548,9 +565,8 @@ class ValueStore:
             "held_bytes": self.holds.held_bytes,
             "holds": len(self.holds),
             "blocks": len(self.blocks) - self.holds.pieces,
-            "waiting": sum(
-                request.timer is not None and not request.future.done()
-                for request in (*self._draws, *self._requests)
-            ),
+            "waiting": self.waiting,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
             **{f"blocks_{k}" if k != "pins" else k: v for k, v in counts.items()},
         }

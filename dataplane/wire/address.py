@@ -84,6 +84,8 @@ class Tls:
         return context
 
 
-def whereabouts() -> str:
-    """Where this process runs, as it introduces itself: for messages, nothing is decided by it."""
-    return f"pid {os.getpid()} on {socket.gethostname()}"
+def whereabouts(label: str = "") -> str:
+    """Where this process runs, as it introduces itself, after what it is called: for messages,
+    nothing is decided by it."""
+    place = f"pid {os.getpid()} on {socket.gethostname()}"
+    return f"{label} ({place})" if label else place

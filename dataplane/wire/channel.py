@@ -86,6 +86,8 @@ class Channel(asyncio.BufferedProtocol):
         tls: Tls | None = None,
         local: bool = True,
         on_request: Callable[[Channel, Header], None] | None = None,
+        label: str = "",
+        stage: str = "",
     ) -> Channel:
         """A greeted connection. Errors of the socket pass as OSError."""
         loop = asyncio.get_running_loop()
@@ -117,7 +119,7 @@ class Channel(asyncio.BufferedProtocol):
                 raise Unauthenticated(tls.refused(address)) from error
             mine = os.urandom(auth.CHALLENGE_BYTES)
             proof = auth.client_proof(secret, challenge, mine)
-            hello = [client_id, role, plane_id, mine, proof, whereabouts()]
+            hello = [client_id, role, plane_id, mine, proof, whereabouts(label), stage]
             answer = await channel.call("hello", hello)
             shown, channel.plane_id, channel.greeting = auth.greeting_in(answer.body)
             if not auth.matches(shown, auth.server_proof(secret, challenge, mine)):

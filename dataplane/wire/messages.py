@@ -9,9 +9,11 @@ Asked of a tag store:
     register   [address]                                     -> nil           (by value stores)
     repack     [old, new placement, moves]                   -> nil           (by value stores)
     resolve    [partition_id, keys, fields | nil, drop]      -> tags.resolve.Answer
+               (with the name of a tag at its end: and that of each row that is answered)
     list       [partition_id, where, since, columns, limit]  -> list answer, columns as payload
     clear      [partition_id, keys | nil, where, retire, number, settled]  -> [removed, revision]
     stores     []                                            -> {store_id: address}
+    trace, stage, note                                 see server/tracing.py
     fullest    []                        -> [partition_id, oldest keys, lagging task] | nil
     status     []                                            -> map
     destroy    []                                            -> nil, then the plane ends

@@ -45,6 +45,7 @@ from dataplane.host.presence import session_alive
 from dataplane.host.ray.ending import end_this_actor
 from dataplane.host.ray.lookup import Answer, find_tags, ray, store_id_of
 from dataplane.host.records import Record, endpoint_of, secret_of, write_record, write_secret
+from dataplane.logs.process import Role, hide, set_up
 from dataplane.server.connection import GREETING_S
 from dataplane.server.plane import JOURNAL, PlaneServer, prepare_process
 from dataplane.server.ports import RemoteTags
@@ -119,11 +120,12 @@ class _Serving(ABC):
             self._described = {"error": to_wire(error)}
         except Exception as error:
             failed = True
-            log.exception("the plane's store ended")
+            log.exception("the plane's store ended by an error")
             text = f"{type(error).__name__}: {error}"
             self._described = {"error": to_wire(InternalError(text))}
         if self._tries_again:
-            log.warning("the plane's store did not come up again: %s", self._described)
+            why = (self._described or {}).get("error", {}).get("message")
+            log.warning("the plane's store did not come up again: %s", why)
             threading.Event().wait(AGAIN_PAUSE_S)
             os._exit(1)  # Ray starts it again
         if failed and not self._ready.is_set():
@@ -151,10 +153,18 @@ class _Serving(ABC):
         """Clients can connect; `described` is what they are told."""
         self._described = described
         self._ready.set()
+        log.info("the store is up: %s", described["address"])
 
 
 def _folders(name: str, plane_id: str, config: Config) -> Folders:
     return plane_folders(name, plane_id, config.runtime_dir, config.shm_dir)
+
+
+def _set_up_logs(role: Role, folders: Folders, config: Config) -> None:
+    set_up(
+        role, level=config.log_level, form=config.log_format,
+        plane=folders.name, plane_id=folders.plane_id,
+    )  # fmt: skip
 
 
 def _claim(folders: Folders, config: Config) -> Ownership:
@@ -188,14 +198,17 @@ class _TagServing(_Serving):
     async def _serve(self) -> None:
         config = self._config
         folders = _folders(self._name, self._plane_id, config)
+        _set_up_logs("tag_store", folders, config)
         self._was_here = (folders.runtime / JOURNAL).exists()
         ownership = self._own(folders, config)
         try:
             secret = secret_of(folders)
+            hide(secret)
             server = PlaneServer(folders, config, secret)
             host = config.tcp_host or ray.util.get_node_ip_address()
             server.serve_tags(linger=True)
             address = await server.bind("tags.sock", endpoint_of(folders, host))
+            server.open_metrics("tag_store", host)
             _tell(folders, secret, address)
             await server.listen()
             _install_switches(server, "tags")
@@ -225,13 +238,18 @@ class _TagServing(_Serving):
         """Say which value stores are lost: those of nodes that Ray says are dead."""
         assert server.tags is not None
         registering = server.tags.registering
+        told = True
+        unsaid = set[str]()
         while True:
             await asyncio.sleep(NODES_LOOK_S)
             try:
                 nodes = await asyncio.to_thread(ray.nodes)
             except RayError as error:
-                log.warning("Ray does not say which nodes are alive: %s", error)
+                if told:  # and not each time that it is asked again
+                    log.warning("Ray does not say which nodes are alive: %s", error)
+                told = False
                 continue
+            told = True
             alive = {store_id_of(node["NodeID"]): bool(node["Alive"]) for node in nodes}
             for store_id in list(registering.known):
                 # A node that Ray has forgotten was dead long before.
@@ -239,7 +257,9 @@ class _TagServing(_Serving):
                     try:
                         await registering.lost(store_id)
                     except DataplaneError as error:
-                        log.error("that store %s is lost cannot be said: %s", store_id, error)
+                        if store_id not in unsaid:
+                            log.error("that store %s is lost cannot be said: %s", store_id, error)
+                        unsaid.add(store_id)
 
 
 class _ValueServing(_Serving):
@@ -253,6 +273,8 @@ class _ValueServing(_Serving):
         config = Config(**self._tags["config"])
         plane_id, secret = self._tags["plane_id"], self._tags["secret"]
         folders = _folders(self._name, plane_id, config)
+        _set_up_logs("value_store", folders, config)
+        hide(secret)
         self._was_here = (folders.segments / self._store_id).exists()
         ownership = self._own(folders, config)
         try:
@@ -265,6 +287,7 @@ class _ValueServing(_Serving):
             host = ray.util.get_node_ip_address()
             address = await server.bind(f"{self._store_id}.sock", (host, 0))
             _tell(folders, secret, Address.from_wire(self._tags["address"]))
+            server.open_metrics("value_store", host, offset=1)
             # Before it is known which of its blocks are live, nobody may ask for one.
             await self._join(server, port)
             await server.listen()
@@ -293,7 +316,7 @@ class _ValueServing(_Serving):
             try:
                 return await server.join_tags(port)
             except (OSError, Unreachable) as error:
-                log.info("the tag store cannot be joined yet: %s", error)
+                log.debug("the tag store cannot be joined yet: %s", error)
                 await asyncio.sleep(JOIN_PAUSE_S)
 
     async def _connect(self, on_request: Callable[[Channel, Header], None]) -> Channel:

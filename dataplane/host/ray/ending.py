@@ -24,5 +24,7 @@ def end_this_actor() -> NoReturn:
         try:
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
         except Exception:
-            log.exception("the actor could not end itself through Ray; it is tried again")
+            log.warning(
+                "the actor could not end itself through Ray; it is tried again", exc_info=True
+            )
         threading.Event().wait(PAUSE_S)

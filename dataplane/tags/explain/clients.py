@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dataplane.tags.explain.wording import quoted, short
 
@@ -35,6 +35,11 @@ class Clients(NamedTuple):
         name = f"client {client_id if plain else quoted(client_id)}"
         label = self.label(client_id)
         return f"{short(label, MAX_LABEL)} ({name})" if label else name
+
+    def about(self, client_id: str) -> dict[str, Any]:
+        """What is known of it, for the wire."""
+        label, alive = self.label(client_id), self.is_alive(client_id)
+        return {"client_id": client_id, "label": label, "alive": alive}
 
     def state(self, client_id: str) -> str:
         """`alive` or `dead`."""

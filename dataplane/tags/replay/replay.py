@@ -163,21 +163,29 @@ class Replay:
         retire: bool,
         number: int,
         settled: int,
+        until: int | None = None,
     ) -> None:
         store = self.store
         if keys is not None:
             removed = store.apply_clear(partition_id, keys, at, by=client_id, retire=retire)
         else:
-            removed = self._clear_where(at, client_id, store.partition(partition_id), where, retire)
+            partition = store.partition(partition_id)
+            removed = self._clear_where(at, client_id, partition, where, retire, until)
         answer = [removed, (store.epoch, store.n)]
         self._remember(client_id, number, settled, CLEAR, answer)
 
     def _clear_where(
-        self, at: float, client_id: str, partition: Partition, where: Any, retire: bool
+        self,
+        at: float,
+        client_id: str,
+        partition: Partition,
+        where: Any,
+        retire: bool,
+        until: int | None,
     ) -> int:
         store, predicate = self.store, compile_where(where)
         scans = (
-            store.scan_clear(partition, number, predicate)
+            store.scan_clear(partition, number, predicate, until)
             for number in range(len(partition.slots.chunks))
         )
         doomed = [part for part in scans if part is not None]
