@@ -8,12 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from dataplane.errors import InvalidRequest
+from dataplane.logs.options import LogFormat, LogLevel
 
 
 def gateway(
-    name: Annotated[str, typer.Option(help="Name of the plane that it serves.")] = "default",
+    name: Annotated[
+        str, typer.Option(envvar="DATAPLANE_NAME", help="Name of the plane that it serves.")
+    ] = "default",
     address: Annotated[
-        str | None, typer.Option(help="Unix socket of the plane, as `dataplane serve` prints it.")
+        str | None,
+        typer.Option(
+            envvar="DATAPLANE_ADDRESS",
+            help="Unix socket of the plane, as `dataplane serve` prints it.",
+        ),
     ] = None,
     listen: Annotated[
         list[str] | None,
@@ -36,9 +43,17 @@ def gateway(
     drain_s: Annotated[
         float | None, typer.Option(help="How long calls may go on at the end, in seconds.")
     ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Port of metrics for Prometheus; none if not set.")
+    ] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="Address of metrics; 127.0.0.1 if not set.")
+    ] = None,
     runtime_dir: Annotated[
         Path | None, typer.Option(help="Folder of the plane's sockets, secret and journal.")
     ] = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Serve a plane to producers and consumers outside of it, by gRPC.
 
@@ -61,11 +76,14 @@ def gateway(
         "insecure_allow_anyone": insecure_allow_anyone or None,
         "insecure_allow_plain_text": insecure_allow_plain_text or None,
         "drain_s": drain_s,
+        "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
     }
     try:
         config = GatewayConfig(**{k: v for k, v in given.items() if v is not None})
     except ValueError as error:
         raise InvalidRequest(f"settings of the gateway: {error}") from None
-    plane_config = session.settings_of({} if runtime_dir is None else {"runtime_dir": runtime_dir})
+    settings = {"runtime_dir": runtime_dir, "log_level": log_level, "log_format": log_format}
+    plane_config = session.settings_of({k: v for k, v in settings.items() if v is not None})
     joined = session.join(name, address, plane_config)
     run_until_signalled(joined, config, plane_config, typer.echo)

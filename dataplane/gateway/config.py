@@ -32,6 +32,11 @@ class GatewayConfig(BaseSettings):
     """Addresses as gRPC takes them: `host:port` (port 0 for any), `[::1]:port`, `unix:/path`. In
     the environment they are separated by commas."""
 
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Where it serves metrics to Prometheus; nowhere if not set, any port with 0."""
+    metrics_host: str = "127.0.0.1"
+    """Address of them. They tell names of partitions, and ask for no credentials."""
+
     # -- who may call ------------------------------------------------------------------------
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -80,7 +80,7 @@ class Health:
                 await self._reader.run(present, ANSWER_S)
                 serves = True
             except PlaneLost as error:
-                log.error("the plane is gone: %s", error)
+                log.info("the plane is gone: %s", error)
                 await self.say(serving=False)
                 self.gone.set()
                 return

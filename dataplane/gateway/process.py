@@ -28,6 +28,9 @@ from dataplane.config import Config
 from dataplane.errors import DataplaneError, InternalError, PlaneLost, to_wire
 from dataplane.gateway.config import GatewayConfig
 from dataplane.gateway.server import GatewayServer
+from dataplane.logs.process import hide, set_up
+
+log = logging.getLogger("dataplane.gateway")
 
 
 async def serve(
@@ -39,6 +42,11 @@ async def serve(
     until: asyncio.Event,
 ) -> None:
     """Serve a plane until `until` is set, then drain. PlaneLost if the plane ended before."""
+    set_up(
+        "gateway", level=plane_config.log_level, form=plane_config.log_format,
+        plane=joined.name, plane_id=joined.plane_id,
+    )  # fmt: skip
+    hide(joined.secret)
     server = GatewayServer(joined, config, plane_config)
     try:
         await server.start()
@@ -106,6 +114,8 @@ def run_until_signalled(
             serving = server
             for address in server.addresses:
                 announce(f"the gateway of plane {joined.name!r} listens at {address}")
+            if server.metrics is not None:
+                announce(f"metrics are at http://{server.metrics.target}/metrics")
 
         await serve(joined, config, plane_config, ready=ready, until=signalled)
 
@@ -115,11 +125,11 @@ def run_until_signalled(
 
 def child() -> None:
     """Entry point of the child of `init()`."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     from dataplane.host.embedded import attach_address
 
     settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     plane_config = Config(**settings["plane_config"])
+    set_up("gateway", level=plane_config.log_level, form=plane_config.log_format)
 
     def say(message: dict[str, Any]) -> None:
         os.write(1, json.dumps(message).encode() + b"\n")
@@ -151,7 +161,7 @@ def child() -> None:
         say({"error": to_wire(error)})
         sys.exit(1)
     except Exception as error:
-        logging.exception("the gateway could not be served")
+        log.exception("the gateway could not be served")
         say({"error": to_wire(InternalError(f"{type(error).__name__}: {error}"))})
         sys.exit(1)
 

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -31,15 +32,21 @@ from dataplane.gateway.call import Call
 from dataplane.gateway.calls.claiming import Claiming
 from dataplane.gateway.calls.explaining import Explaining
 from dataplane.gateway.calls.grouping import Grouping
+from dataplane.gateway.calls.holding import Holding
+from dataplane.gateway.calls.inspecting import Inspecting
 from dataplane.gateway.calls.listing import Looking
 from dataplane.gateway.calls.partitions import Partitions
 from dataplane.gateway.calls.rows import Rows
 from dataplane.gateway.calls.tagging import Tagging
+from dataplane.gateway.calls.tracing import Tracing
 from dataplane.gateway.calls.trajectories import Trajectories
 from dataplane.gateway.config import GatewayConfig
 from dataplane.gateway.health import Health
 from dataplane.gateway.producers import Producers
-from dataplane.gateway.service import NAME, Handler, generic_handler
+from dataplane.gateway.service import NAME, SERVICE, Handler, generic_handler
+from dataplane.metrics.calls import CallMeter
+from dataplane.metrics.reading import Reading
+from dataplane.metrics.serving import ServedMetrics
 
 log = logging.getLogger("dataplane.gateway")
 
@@ -85,10 +92,15 @@ class GatewayServer:
         )
         self.rows = Rows(config)
         self._looking = Looking(config)
+        self._trajectories = Trajectories(config)
         self._claiming = Claiming(config)
         self.health = Health(self.reader)
         self.addresses: list[str] = []
         """Where clients reach it, once it listens: `grpcs://host:port` and the like."""
+        self.metrics: ServedMetrics | None = None
+        self._meter: CallMeter | None = None
+        if config.metrics_port is not None:
+            self._meter = CallMeter(NAME, frozenset(method.name for method in SERVICE.methods))
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
@@ -108,7 +120,7 @@ class GatewayServer:
             throttles=Throttles(time.monotonic),
         )
         server: Any = grpc.aio.server(
-            interceptors=[guard],
+            interceptors=[guard] if self._meter is None else [self._meter, guard],
             options=_options(self.config),
             maximum_concurrent_rpcs=self.config.max_streams,
         )
@@ -117,8 +129,12 @@ class GatewayServer:
         health: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         reflection.enable_server_reflection([NAME, health, reflection.SERVICE_NAME], server)
         try:
+            if self._meter is not None:
+                self._open_metrics(self._meter)
             self.addresses = [self._bind(server, listen) for listen in self.config.listen]
         except BaseException:
+            if self.metrics is not None:
+                await asyncio.to_thread(self.metrics.close)
             await server.start()  # only one that was started lets go of what it has bound
             await server.stop(None)
             raise
@@ -143,11 +159,42 @@ class GatewayServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.metrics is not None:
+            await asyncio.to_thread(self.metrics.close)
         self._looking.pages.close()
         self.rows.close()
         await self._claiming.close()
         await self.producers.close()
         await self.reader.close()
+
+    def _open_metrics(self, meter: CallMeter) -> None:
+        config, joined = self.config, self.joined
+        assert config.metrics_port is not None
+        runtime = None if joined.tags.unix is None else Path(joined.tags.unix).parent
+        if runtime is not None and not runtime.is_dir():
+            runtime = None  # the plane is on another node
+        self.metrics = metrics = ServedMetrics(
+            "gateway", joined.name, joined.plane_id, runtime,
+            host=config.metrics_host, port=config.metrics_port,
+        )  # fmt: skip
+
+        async def read() -> Reading:
+            reading = Reading()
+            meter.read(reading)
+            budget = self.rows.budget
+            reading.set("gateway_serving", int(self.health.serving))
+            reading.set("gateway_inflight_bytes", budget.used_bytes)
+            reading.set("gateway_buffer_bytes", budget.limit_bytes)
+            reading.set("gateway_waiting_calls", budget.waiting)
+            reading.set("gateway_clients", len(self.producers))
+            reading.set("gateway_quarantined_rows_total", self._trajectories.quarantined)
+            reading.set("gateway_unkept_rows_total", self._trajectories.unkept)
+            return reading
+
+        metrics.add(read)
+        metrics.open(
+            lambda: None if self.health.serving else "the plane does not answer, or this one ends"
+        )
 
     async def hurry(self) -> None:
         """End a drain that is under way at once."""
@@ -172,11 +219,14 @@ class GatewayServer:
             self.rows,
             self._looking,
             Tagging(config),
-            Trajectories(config),
+            self._trajectories,
             self._claiming,
             Grouping(config),
             Partitions(config),
             Explaining(config),
+            Inspecting(config),
+            Holding(config),
+            Tracing(config),
         ]
         handlers: dict[str, Handler] = {}
         for group in groups:

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from dataplane.errors import DataplaneError, InternalError, InvalidRequest
 from dataplane.gateway.access.unseen import without_unseen
 from dataplane.gateway.call import Call
+from dataplane.metrics.calls import note_refusal
 from dataplane.protocol.chunks import MALFORMED, parse_put
 from dataplane.protocol.status import code_of, trailers_of
 from dataplane.v1 import dataplane_pb2 as pb
@@ -130,9 +131,10 @@ def _check_request(request: Any, name: str) -> None:
 
 async def _refuse(context: Any, name: str, error: BaseException, call: Call | None) -> None:
     if not isinstance(error, DataplaneError):
-        log.error("%s failed", name, exc_info=error)
+        log.error("%s failed", name, exc_info=error, extra={"verb": name})
         # What an exception of ours says may hold what the caller is not to see.
         error = InternalError(f"{name} failed by a fault of the gateway; its log says more")
     if call is not None:
         error = without_unseen(error, call.principal)
+    note_refusal(error)
     await context.abort(code_of(error), error.message, trailers_of(error))

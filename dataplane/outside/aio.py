@@ -6,8 +6,8 @@ May be used from several event loops: its calls run on a loop of their own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -16,10 +16,12 @@ from dataplane.client.get import Layout
 from dataplane.client.results import Rows
 from dataplane.client.tags import Where
 from dataplane.config import Config
-from dataplane.errors import InvalidRequest, PlaneLost
-from dataplane.outside import claims, groups, partitions, rows, watching
+from dataplane.errors import DataplaneError, InvalidRequest, PlaneLost
+from dataplane.outside import claims, groups, inspecting, partitions, rows, tracing, watching
 from dataplane.outside.reach import Reach, Step, Steps, describe
 from dataplane.outside.sync import CLOSE_S, refuse_destroy
+from dataplane.tags.lineage.lineage import check_stage
+from dataplane.telemetry.verbs import span_of
 from dataplane.types import Change, Revision
 
 Args = ParamSpec("Args")
@@ -64,8 +66,40 @@ class AsyncOutsideClient:
     kv_drop_partition = _awaited(partitions.kv_drop_partition)
     explain = _awaited(partitions.explain)
     status = _awaited(partitions.status)
+    inspect = _awaited(inspecting.inspect)
+    tally = _awaited(inspecting.tally)
+    stats = _awaited(inspecting.stats)
+    claims = _awaited(inspecting.claims)
+    tasks = _awaited(inspecting.tasks)
+    waiters = _awaited(inspecting.waiters)
+    holdings = _awaited(inspecting.holdings)
+    revision_before = _awaited(inspecting.revision_before)
+    trace = _awaited(tracing.trace)
+    samples = _awaited(partitions.samples)
+    record = _awaited(partitions.record)
     save_checkpoint = _awaited(partitions.save_checkpoint)
     load_checkpoint = _awaited(partitions.load_checkpoint)
+
+    @asynccontextmanager
+    async def stage(self, name: str) -> AsyncGenerator[None]:
+        """See `Client.stage`."""
+        before = self.reach.stage
+        await self._enter(check_stage(name))
+        try:
+            with span_of(self.reach, f"stage {name}"):
+                yield
+        finally:
+            await self._enter(before)
+
+    def span(
+        self, name: str, partition_id: str, *, uids: Iterable[str]
+    ) -> AbstractContextManager[None]:
+        """See `Client.span`."""
+        return span_of(self.reach, name, partition_id, uids)
+
+    async def _enter(self, stage: str) -> None:
+        with suppress(DataplaneError):
+            await self.finish(tracing.enter_stage(self.reach, stage))
 
     @asynccontextmanager
     async def kv_view(

@@ -14,10 +14,12 @@ from dataplane.outside.rows import check_partition, check_text, where_of
 from dataplane.outside.watching import explained
 from dataplane.producer.transport import Transport
 from dataplane.tags.claims.wants import Want
+from dataplane.telemetry.verbs import spanned
 from dataplane.types import Claim, Revision
 from dataplane.v1 import dataplane_pb2 as pb
 
 
+@spanned("kv_claim")
 def kv_claim(
     reach: Reach,
     partition_id: str,
@@ -81,11 +83,13 @@ def kv_claim(
     return Claim(task, answer.claim_id, meta, list(answer.deliveries), answer.end)
 
 
+@spanned("kv_commit")
 def kv_commit(reach: Reach, claim: Claim, *, timeout: float | None = None) -> Steps[Revision]:
     """Finish a claim."""
     return (yield from _end(reach, "Commit", pb.CommitRequest(), claim, timeout))
 
 
+@spanned("kv_release")
 def kv_release(reach: Reach, claim: Claim, *, timeout: float | None = None) -> Steps[Revision]:
     """Give a claim's rows back."""
     return (yield from _end(reach, "Release", pb.ReleaseRequest(), claim, timeout))

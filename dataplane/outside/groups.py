@@ -12,11 +12,13 @@ from dataplane.outside.watching import kv_list
 from dataplane.producer.transport import Transport
 from dataplane.protocol.values import from_value
 from dataplane.tags.groups import check_begin
+from dataplane.telemetry.verbs import spanned
 from dataplane.types import Revision
 from dataplane.v1 import dataplane_pb2 as pb
 from dataplane.wire.messages import is_attempt
 
 
+@spanned("begin_group")
 def begin_group(
     reach: Reach,
     uid: str,
@@ -39,6 +41,7 @@ def begin_group(
     return answer.attempt
 
 
+@spanned("end_group")
 def end_group(
     reach: Reach, attempt: int, status: str, *, timeout: float | None = None
 ) -> Steps[Revision]:

@@ -141,19 +141,23 @@ def explain(
 
 
 def status(reach: Reach, *, timeout: float | None = None) -> Steps[dict[str, Any]]:
-    """What the gateway says of itself and of the partitions that the caller may see: `plane_id`,
-    `version`, `principal`, `limits`, `partitions`. Stores and clients are not told outside."""
+    """What the plane says of itself, as far as the caller may hear it, and what the gateway does:
+    `gateway` (address and version), `principal`, `limits`."""
     seconds = reach.seconds(timeout)
     about = yield lambda transport: transport.describe(seconds)
     limits = {
         field.name: getattr(about.limits, field.name) for field in pb.Limits.DESCRIPTOR.fields
     }
+    message = pb.GetStatusRequest()
+    answer = yield lambda transport: transport.ask("GetStatus", message, seconds)
+    told = {name: from_value(value) for name, value in answer.status.entries.items()}
     return {
+        "name": reach.address,
+        **told,
         "plane_id": about.plane_id,
-        "version": about.version,
+        "gateway": {"address": reach.address, "version": about.version},
         "principal": about.principal,
         "limits": limits,
-        "partitions": (yield from kv_list_partitions(reach, timeout=seconds)),
     }
 
 
@@ -176,6 +180,20 @@ def load_checkpoint(
     """InvalidRequest: checkpoints are read beside the plane."""
     del path, timeout
     _inside_only(reach, "load_checkpoint")
+    yield
+
+
+def samples(reach: Reach, *, timeout: float | None = None) -> Steps[Any]:
+    """InvalidRequest: a plane's sizes over time are told inside."""
+    del timeout
+    _inside_only(reach, "samples")
+    yield
+
+
+def record(reach: Reach, *, timeout: float | None = None) -> Steps[Any]:
+    """InvalidRequest: what a report tells of a plane is told inside."""
+    del timeout
+    _inside_only(reach, "record")
     yield
 
 

@@ -20,6 +20,7 @@ from dataplane.errors import DataplaneError, InvalidRequest, PlaneLost, Unreacha
 from dataplane.producer.access import Access
 from dataplane.producer.loop import CallingLoop, calling_loop
 from dataplane.producer.transport import Transport
+from dataplane.telemetry.opening import open_spans
 from dataplane.types import Revision
 from dataplane.v1 import dataplane_pb2 as pb
 
@@ -53,6 +54,10 @@ class Reach:
         self.address = address
         self.config = config
         self.closed = False
+        self.stage = ""
+        """At which stage of training its requests are."""
+        self.spans = open_spans(lambda: self.plane_id, config.otel_sample) if config.otel else None
+        """What makes spans of its verbs, where its setting `otel` says so."""
         self._line = _Line(calling_loop(), address, access_of(config))
         self._attempts: OrderedDict[int, str] = OrderedDict()
         self._lock = threading.Lock()  # guards the attempts

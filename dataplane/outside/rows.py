@@ -21,15 +21,23 @@ from dataplane.errors import InvalidRequest, quote
 from dataplane.outside.reach import Reach, Steps
 from dataplane.protocol.values import tags_from, tags_to, to_value
 from dataplane.tags.keys import check_keys, check_name
-from dataplane.types import KVBatchMeta, Tags
+from dataplane.telemetry.verbs import spanned
+from dataplane.types import KVBatchMeta, Revision, Tags
 from dataplane.v1 import dataplane_pb2 as pb
-from dataplane.wire.messages import IF_ABSENT, MUST_EXIST, RETURN_TAGS, is_attempt
+from dataplane.wire.messages import (
+    IF_ABSENT,
+    MUST_EXIST,
+    RETURN_TAGS,
+    is_attempt,
+    is_revision,
+)
 
 if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
 
+@spanned("kv_put")
 def kv_put(
     reach: Reach,
     key: str,
@@ -51,6 +59,7 @@ def kv_put(
     )
 
 
+@spanned("kv_batch_put")
 def kv_batch_put(
     reach: Reach,
     keys: Sequence[str],
@@ -74,6 +83,7 @@ def kv_batch_put(
     )
 
 
+@spanned("kv_batch_get")
 def kv_batch_get(
     reach: Reach,
     keys: Sequence[str],
@@ -98,6 +108,7 @@ def kv_batch_get(
     )  # fmt: skip
 
 
+@spanned("kv_view")
 def kv_view(
     reach: Reach,
     keys: Sequence[str],
@@ -119,6 +130,7 @@ def kv_view(
     )  # fmt: skip
 
 
+@spanned("kv_clear")
 def kv_clear(
     reach: Reach,
     keys: Sequence[str] | None,
@@ -126,6 +138,7 @@ def kv_clear(
     *,
     where: Where | None = None,
     retire: bool = False,
+    until: Revision | None = None,
     timeout: float | None = None,
 ) -> Steps[int]:
     """Remove rows; how many there were."""
@@ -141,6 +154,8 @@ def kv_clear(
         message.keys.extend(check_keys(names))
     else:
         message.where.CopyFrom(where_of(where))
+    if until is not None:
+        message.until.CopyFrom(revision_to(until, "until"))
     answer = yield lambda transport: transport.effect("Clear", message, seconds)
     return answer.removed
 
@@ -166,6 +181,14 @@ def check_text(text: object, what: str) -> str:
 def where_of(where: Where | None) -> pb.Value:
     """A predicate as it travels."""
     return to_value(plain_where(where), "where")
+
+
+def revision_to(revision: object, what: str) -> pb.Revision:
+    """A revision as it travels. InvalidRequest if it is none."""
+    if not isinstance(revision, tuple) or not is_revision(tuple(revision)):  # pyright: ignore[reportUnknownArgumentType] (user input)
+        raise InvalidRequest(f"{what} is the revision of an earlier answer, not {revision!r:.80}")
+    epoch, n = Revision(*revision)
+    return pb.Revision(epoch=epoch, n=n)
 
 
 def _put(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -13,9 +13,11 @@ from dataplane.client.results import Rows
 from dataplane.client.sync import Client
 from dataplane.client.tags import Where
 from dataplane.config import Config
-from dataplane.errors import InvalidRequest, PlaneLost
-from dataplane.outside import claims, groups, partitions, rows, watching
+from dataplane.errors import DataplaneError, InvalidRequest, PlaneLost
+from dataplane.outside import claims, groups, inspecting, partitions, rows, tracing, watching
 from dataplane.outside.reach import Reach, Step, Steps, describe, finished
+from dataplane.tags.lineage.lineage import check_stage
+from dataplane.telemetry.verbs import span_of
 from dataplane.types import Change, Revision
 
 Args = ParamSpec("Args")
@@ -63,8 +65,40 @@ class OutsideClient:
     kv_drop_partition = _blocking(partitions.kv_drop_partition)
     explain = _blocking(partitions.explain)
     status = _blocking(partitions.status)
+    inspect = _blocking(inspecting.inspect)
+    tally = _blocking(inspecting.tally)
+    stats = _blocking(inspecting.stats)
+    claims = _blocking(inspecting.claims)
+    tasks = _blocking(inspecting.tasks)
+    waiters = _blocking(inspecting.waiters)
+    holdings = _blocking(inspecting.holdings)
+    revision_before = _blocking(inspecting.revision_before)
+    trace = _blocking(tracing.trace)
+    samples = _blocking(partitions.samples)
+    record = _blocking(partitions.record)
     save_checkpoint = _blocking(partitions.save_checkpoint)
     load_checkpoint = _blocking(partitions.load_checkpoint)
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """See `Client.stage`."""
+        before = self.reach.stage
+        self._enter(check_stage(name))
+        try:
+            with span_of(self.reach, f"stage {name}"):
+                yield
+        finally:
+            self._enter(before)
+
+    def span(
+        self, name: str, partition_id: str, *, uids: Iterable[str]
+    ) -> AbstractContextManager[None]:
+        """See `Client.span`."""
+        return span_of(self.reach, name, partition_id, uids)
+
+    def _enter(self, stage: str) -> None:
+        with suppress(DataplaneError):
+            self.finish(tracing.enter_stage(self.reach, stage))
 
     @contextmanager
     def kv_view(

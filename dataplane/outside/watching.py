@@ -21,11 +21,12 @@ from dataplane.errors import (
 )
 from dataplane.outside.listing import listing_of, meta_of
 from dataplane.outside.reach import Reach, Steps, with_margin
-from dataplane.outside.rows import check_partition, check_text, where_of
+from dataplane.outside.rows import check_partition, check_text, revision_to, where_of
 from dataplane.producer.transport import Transport
+from dataplane.tags.claims.queues import Order
+from dataplane.telemetry.verbs import spanned
 from dataplane.types import Change, KVBatchMeta, Revision
 from dataplane.v1 import dataplane_pb2 as pb
-from dataplane.wire.messages import is_revision
 
 PAUSE_S: Final = 0.2
 """Before a watch that broke off goes on."""
@@ -35,6 +36,7 @@ REASON_S: Final = 2.0
 """How long may be asked why a wait was in vain."""
 
 
+@spanned("kv_list")
 def kv_list(
     reach: Reach,
     partition_id: str,
@@ -43,6 +45,7 @@ def kv_list(
     since: Revision | None = None,
     columns: Sequence[str] | None = None,
     limit: int | None = None,
+    order_by: str | None = None,
     timeout: float | None = None,
 ) -> Steps[Listing]:
     """The keys of a partition with tags, fields and lengths, at one revision."""
@@ -52,7 +55,7 @@ def kv_list(
     check_partition(partition_id)
     message = pb.ListRequest(partition_id=partition_id)
     if since is not None:
-        message.since.CopyFrom(_revision(since))
+        message.since.CopyFrom(revision_to(since, "since"))
     if columns is not None:
         names = list_of(columns, "columns")
         if not all(type(name) is str for name in names):
@@ -65,6 +68,9 @@ def kv_list(
         if type(limit) is not int or limit < 0:
             raise InvalidRequest(f"limit is a number of rows, not {limit!r:.80}")
         message.limit = min(max(limit, 1), (1 << 31) - 1)  # there 0 is no limit
+    if order_by is not None:
+        Order.parse(order_by)
+        message.order_by = check_text(order_by, "order_by")
     if where is not None:
         message.where.CopyFrom(where_of(where))
     revision, full, rows, cleared = yield lambda transport: _pages(transport, message, seconds)
@@ -101,6 +107,7 @@ async def _pages(
         return transport.see(first.revision), first.full, rows, list(first.cleared)
 
 
+@spanned("kv_wait")
 def kv_wait(
     reach: Reach,
     partition_id: str,
@@ -167,7 +174,7 @@ class Watch:
         check_partition(partition_id)
         self._message = pb.WatchRequest(partition_id=partition_id)
         if since is not None:
-            self._message.since.CopyFrom(_revision(since))
+            self._message.since.CopyFrom(revision_to(since, "since"))
         if where is not None:
             self._message.where.CopyFrom(where_of(where))
         self._patience_s = max(patience_s, LEAST_PATIENCE_S)
@@ -277,13 +284,6 @@ def _change(
     partition_id: str, revision: Revision, rows: list[pb.Row], cleared: list[str], full: bool
 ) -> Change:
     return Change(revision, meta_of(partition_id, revision, rows), cleared, full)
-
-
-def _revision(since: object) -> pb.Revision:
-    if not isinstance(since, tuple) or not is_revision(tuple(since)):  # pyright: ignore[reportUnknownArgumentType] (user input)
-        raise InvalidRequest(f"since is the revision of an earlier answer, not {since!r:.80}")
-    epoch, n = Revision(*since)
-    return pb.Revision(epoch=epoch, n=n)
 
 
 def _int32(number: int, what: str) -> int:

@@ -28,7 +28,9 @@ class CallingLoop:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # guards the start of the thread
+        # Guards the start of the thread. Reentrant: the collector may run in the midst of `start`,
+        # and a client that nobody has any more says goodbye by this loop.
+        self._lock = threading.RLock()
         self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -243,7 +243,10 @@ class Sending:
 
     def _reject(self, entry: Entry, put: Put | None, error: DataplaneError) -> None:
         path = self._spool.reject(entry, error)
-        log.warning("a put that waited was refused, and is in %s now: %s", path, error)
+        if isinstance(error, StaleWrite):  # its group went on without it
+            log.info("a put that waited came too late, and is in %s now: %s", path, error)
+        else:
+            log.warning("a put that waited was refused, and is in %s now: %s", path, error)
         keys, partition_id = (
             ([], "") if put is None else (keys_written(put), put.message.partition_id)
         )

@@ -243,6 +243,18 @@ class Transport:
         except Failed as failed:
             raise failed.error from None
 
+    async def collect(self, rpc: str, message: Any, timeout: float) -> list[Any]:
+        """All answers of a call that may be repeated without harm; one that breaks off begins
+        anew. Errors as of `ask`."""
+        deadline = time.monotonic() + timeout
+        about = await self.join(deadline)
+        _check_size(rpc, message, about.limits)
+
+        async def receive() -> list[Any]:
+            return [answer async for answer in self.channel.answers(rpc, message, deadline)]
+
+        return await self._repeat(receive, deadline)
+
     async def put_rows(
         self,
         partition_id: str,

@@ -110,6 +110,10 @@ def error_of(
         return errors.InvalidRequest(f"{said} (a message is larger than its receiver takes)")
     if cls is DeadlineExceeded:
         return DeadlineExceeded(said, waited_s=math.nan)
+    if code is Code.UNIMPLEMENTED:
+        return errors.InvalidRequest(
+            f"the gateway does not offer this call: it is older than this client ({said})"
+        )
     return cls(said)
 
 

@@ -454,7 +454,7 @@ class TrajectoryResult(_message.Message):
     def __init__(self, key: _Optional[str] = ..., quarantine: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("partition_id", "where", "since", "columns", "only_columns", "page_size", "page_token", "limit")
+    __slots__ = ("partition_id", "where", "since", "columns", "only_columns", "page_size", "page_token", "limit", "order_by")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +463,7 @@ class ListRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ORDER_BY_FIELD_NUMBER: _ClassVar[int]
     partition_id: str
     where: Value
     since: Revision
@@ -471,7 +472,8 @@ class ListRequest(_message.Message):
     page_size: int
     page_token: str
     limit: int
-    def __init__(self, partition_id: _Optional[str] = ..., where: _Optional[_Union[Value, _Mapping]] = ..., since: _Optional[_Union[Revision, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., only_columns: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    order_by: str
+    def __init__(self, partition_id: _Optional[str] = ..., where: _Optional[_Union[Value, _Mapping]] = ..., since: _Optional[_Union[Revision, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., only_columns: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., limit: _Optional[int] = ..., order_by: _Optional[str] = ...) -> None: ...
 
 class ListResponse(_message.Message):
     __slots__ = ("revision", "full", "rows", "cleared", "next_page_token")
@@ -638,18 +640,20 @@ class AttendResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ClearRequest(_message.Message):
-    __slots__ = ("request", "partition_id", "keys", "where", "retire")
+    __slots__ = ("request", "partition_id", "keys", "where", "retire", "until")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     RETIRE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
     request: Request
     partition_id: str
     keys: _containers.RepeatedScalarFieldContainer[str]
     where: Value
     retire: bool
-    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., partition_id: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., where: _Optional[_Union[Value, _Mapping]] = ..., retire: bool = ...) -> None: ...
+    until: Revision
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., partition_id: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., where: _Optional[_Union[Value, _Mapping]] = ..., retire: bool = ..., until: _Optional[_Union[Revision, _Mapping]] = ...) -> None: ...
 
 class ClearResponse(_message.Message):
     __slots__ = ("removed",)
@@ -849,3 +853,564 @@ class GetOutcomeResponse(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     outcome: MapValue
     def __init__(self, outcome: _Optional[_Union[MapValue, _Mapping]] = ...) -> None: ...
+
+class ClientReport(_message.Message):
+    __slots__ = ("client_id", "label", "alive")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    label: str
+    alive: bool
+    def __init__(self, client_id: _Optional[str] = ..., label: _Optional[str] = ..., alive: bool = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: MapValue
+    def __init__(self, status: _Optional[_Union[MapValue, _Mapping]] = ...) -> None: ...
+
+class InspectRequest(_message.Message):
+    __slots__ = ("partition_id", "keys", "client_id")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    client_id: str
+    def __init__(self, partition_id: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., client_id: _Optional[str] = ...) -> None: ...
+
+class InspectResponse(_message.Message):
+    __slots__ = ("rows", "looked_at")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_AT_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[KeyReport]
+    looked_at: int
+    def __init__(self, rows: _Optional[_Iterable[_Union[KeyReport, _Mapping]]] = ..., looked_at: _Optional[int] = ...) -> None: ...
+
+class KeyReport(_message.Message):
+    __slots__ = ("key", "revision", "age_s", "tags", "tag_bytes", "fields", "producer", "group", "tasks", "lost")
+    class TasksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    TAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    revision: Revision
+    age_s: float
+    tags: Tags
+    tag_bytes: int
+    fields: _containers.RepeatedCompositeFieldContainer[FieldReport]
+    producer: ClientReport
+    group: MapValue
+    tasks: _containers.ScalarMap[str, str]
+    lost: bool
+    def __init__(self, key: _Optional[str] = ..., revision: _Optional[_Union[Revision, _Mapping]] = ..., age_s: _Optional[float] = ..., tags: _Optional[_Union[Tags, _Mapping]] = ..., tag_bytes: _Optional[int] = ..., fields: _Optional[_Iterable[_Union[FieldReport, _Mapping]]] = ..., producer: _Optional[_Union[ClientReport, _Mapping]] = ..., group: _Optional[_Union[MapValue, _Mapping]] = ..., tasks: _Optional[_Mapping[str, str]] = ..., lost: bool = ...) -> None: ...
+
+class FieldReport(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "nbytes", "store", "block", "segment", "offset")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    nbytes: int
+    store: str
+    block: int
+    segment: int
+    offset: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., store: _Optional[str] = ..., block: _Optional[int] = ..., segment: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class TallyRequest(_message.Message):
+    __slots__ = ("partition_id", "where", "until")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    where: Value
+    until: Revision
+    def __init__(self, partition_id: _Optional[str] = ..., where: _Optional[_Union[Value, _Mapping]] = ..., until: _Optional[_Union[Revision, _Mapping]] = ...) -> None: ...
+
+class TallyResponse(_message.Message):
+    __slots__ = ("revision", "rows", "payload_bytes", "tag_bytes", "statuses", "groups_open", "sample")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    revision: Revision
+    rows: int
+    payload_bytes: int
+    tag_bytes: int
+    statuses: _containers.RepeatedCompositeFieldContainer[StatusReport]
+    groups_open: int
+    sample: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, revision: _Optional[_Union[Revision, _Mapping]] = ..., rows: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., tag_bytes: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[StatusReport, _Mapping]]] = ..., groups_open: _Optional[int] = ..., sample: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StatusReport(_message.Message):
+    __slots__ = ("status", "rows", "bytes")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    status: str
+    rows: int
+    bytes: int
+    def __init__(self, status: _Optional[str] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class GetStatsRequest(_message.Message):
+    __slots__ = ("partition_id", "client_id")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    client_id: str
+    def __init__(self, partition_id: _Optional[str] = ..., client_id: _Optional[str] = ...) -> None: ...
+
+class GetStatsResponse(_message.Message):
+    __slots__ = ("revision", "keys", "payload_bytes", "extent_bytes", "tag_bytes", "held_bytes", "fields", "statuses", "producers", "ages", "lengths")
+    class LengthsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: LengthReport
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[LengthReport, _Mapping]] = ...) -> None: ...
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    AGES_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    revision: Revision
+    keys: int
+    payload_bytes: int
+    extent_bytes: int
+    tag_bytes: int
+    held_bytes: int
+    fields: _containers.RepeatedCompositeFieldContainer[FieldStats]
+    statuses: _containers.RepeatedCompositeFieldContainer[StatusReport]
+    producers: _containers.RepeatedCompositeFieldContainer[ProducerStats]
+    ages: _containers.RepeatedCompositeFieldContainer[AgeStats]
+    lengths: _containers.MessageMap[str, LengthReport]
+    def __init__(self, revision: _Optional[_Union[Revision, _Mapping]] = ..., keys: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., extent_bytes: _Optional[int] = ..., tag_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., fields: _Optional[_Iterable[_Union[FieldStats, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[StatusReport, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., ages: _Optional[_Iterable[_Union[AgeStats, _Mapping]]] = ..., lengths: _Optional[_Mapping[str, LengthReport]] = ...) -> None: ...
+
+class FieldStats(_message.Message):
+    __slots__ = ("name", "rows", "bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rows: int
+    bytes: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class ProducerStats(_message.Message):
+    __slots__ = ("client", "rows", "bytes")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    client: ClientReport
+    rows: int
+    bytes: int
+    def __init__(self, client: _Optional[_Union[ClientReport, _Mapping]] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class AgeStats(_message.Message):
+    __slots__ = ("from_s", "to_s", "rows", "bytes")
+    FROM_S_FIELD_NUMBER: _ClassVar[int]
+    TO_S_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    from_s: float
+    to_s: float
+    rows: int
+    bytes: int
+    def __init__(self, from_s: _Optional[float] = ..., to_s: _Optional[float] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class LengthReport(_message.Message):
+    __slots__ = ("rows", "min", "max", "mean", "p50", "p90", "p99", "histogram")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    P50_FIELD_NUMBER: _ClassVar[int]
+    P90_FIELD_NUMBER: _ClassVar[int]
+    P99_FIELD_NUMBER: _ClassVar[int]
+    HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    min: int
+    max: int
+    mean: float
+    p50: int
+    p90: int
+    p99: int
+    histogram: _containers.RepeatedCompositeFieldContainer[LengthBin]
+    def __init__(self, rows: _Optional[int] = ..., min: _Optional[int] = ..., max: _Optional[int] = ..., mean: _Optional[float] = ..., p50: _Optional[int] = ..., p90: _Optional[int] = ..., p99: _Optional[int] = ..., histogram: _Optional[_Iterable[_Union[LengthBin, _Mapping]]] = ...) -> None: ...
+
+class LengthBin(_message.Message):
+    __slots__ = ("low", "high", "rows")
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    low: int
+    high: int
+    rows: int
+    def __init__(self, low: _Optional[int] = ..., high: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class ListClaimsRequest(_message.Message):
+    __slots__ = ("partition_id", "client_id")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    client_id: str
+    def __init__(self, partition_id: _Optional[str] = ..., client_id: _Optional[str] = ...) -> None: ...
+
+class ListClaimsResponse(_message.Message):
+    __slots__ = ("tasks", "claims")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskReport]
+    claims: _containers.RepeatedCompositeFieldContainer[ClaimReport]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskReport, _Mapping]]] = ..., claims: _Optional[_Iterable[_Union[ClaimReport, _Mapping]]] = ...) -> None: ...
+
+class ClaimReport(_message.Message):
+    __slots__ = ("partition_id", "task", "claim_id", "keys", "holders", "age_s", "lease_s", "left_s")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    task: str
+    claim_id: int
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    holders: _containers.RepeatedCompositeFieldContainer[ClientReport]
+    age_s: float
+    lease_s: float
+    left_s: float
+    def __init__(self, partition_id: _Optional[str] = ..., task: _Optional[str] = ..., claim_id: _Optional[int] = ..., keys: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[ClientReport, _Mapping]]] = ..., age_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., left_s: _Optional[float] = ...) -> None: ...
+
+class TaskReport(_message.Message):
+    __slots__ = ("partition_id", "task", "committed", "held", "lag", "waiting")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    task: str
+    committed: int
+    held: int
+    lag: int
+    waiting: int
+    def __init__(self, partition_id: _Optional[str] = ..., task: _Optional[str] = ..., committed: _Optional[int] = ..., held: _Optional[int] = ..., lag: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class ListWaitersRequest(_message.Message):
+    __slots__ = ("client_id",)
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    def __init__(self, client_id: _Optional[str] = ...) -> None: ...
+
+class ListWaitersResponse(_message.Message):
+    __slots__ = ("waiters",)
+    WAITERS_FIELD_NUMBER: _ClassVar[int]
+    waiters: _containers.RepeatedCompositeFieldContainer[WaiterReport]
+    def __init__(self, waiters: _Optional[_Iterable[_Union[WaiterReport, _Mapping]]] = ...) -> None: ...
+
+class WaiterReport(_message.Message):
+    __slots__ = ("kind", "client", "partition_id", "waited_s", "left_s", "count", "where", "task", "fields", "grouped")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    GROUPED_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    client: ClientReport
+    partition_id: str
+    waited_s: float
+    left_s: float
+    count: int
+    where: str
+    task: str
+    fields: _containers.RepeatedScalarFieldContainer[str]
+    grouped: bool
+    def __init__(self, kind: _Optional[str] = ..., client: _Optional[_Union[ClientReport, _Mapping]] = ..., partition_id: _Optional[str] = ..., waited_s: _Optional[float] = ..., left_s: _Optional[float] = ..., count: _Optional[int] = ..., where: _Optional[str] = ..., task: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., grouped: bool = ...) -> None: ...
+
+class ListHoldingsRequest(_message.Message):
+    __slots__ = ("client_id",)
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    def __init__(self, client_id: _Optional[str] = ...) -> None: ...
+
+class ListHoldingsResponse(_message.Message):
+    __slots__ = ("store",)
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    store: StoreReport
+    def __init__(self, store: _Optional[_Union[StoreReport, _Mapping]] = ...) -> None: ...
+
+class StoreReport(_message.Message):
+    __slots__ = ("store_id", "reachable", "error", "pid", "capacity_bytes", "segment_bytes", "used_bytes", "held_bytes", "live_blocks", "dead_blocks", "orphans", "pins", "reservations")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIVE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    store_id: str
+    reachable: bool
+    error: str
+    pid: int
+    capacity_bytes: int
+    segment_bytes: int
+    used_bytes: int
+    held_bytes: int
+    live_blocks: int
+    dead_blocks: int
+    orphans: _containers.RepeatedCompositeFieldContainer[OrphanReport]
+    pins: _containers.RepeatedCompositeFieldContainer[HoldingReport]
+    reservations: _containers.RepeatedCompositeFieldContainer[HoldingReport]
+    def __init__(self, store_id: _Optional[str] = ..., reachable: bool = ..., error: _Optional[str] = ..., pid: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., live_blocks: _Optional[int] = ..., dead_blocks: _Optional[int] = ..., orphans: _Optional[_Iterable[_Union[OrphanReport, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[HoldingReport, _Mapping]]] = ..., reservations: _Optional[_Iterable[_Union[HoldingReport, _Mapping]]] = ...) -> None: ...
+
+class OrphanReport(_message.Message):
+    __slots__ = ("block", "bytes", "age_s")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    block: int
+    bytes: int
+    age_s: float
+    def __init__(self, block: _Optional[int] = ..., bytes: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class HoldingReport(_message.Message):
+    __slots__ = ("client", "blocks", "bytes", "dead_bytes", "age_s")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    client: ClientReport
+    blocks: int
+    bytes: int
+    dead_bytes: int
+    age_s: float
+    def __init__(self, client: _Optional[_Union[ClientReport, _Mapping]] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., dead_bytes: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class FindRevisionRequest(_message.Message):
+    __slots__ = ("age_s",)
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    age_s: float
+    def __init__(self, age_s: _Optional[float] = ...) -> None: ...
+
+class FindRevisionResponse(_message.Message):
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: Revision
+    def __init__(self, revision: _Optional[_Union[Revision, _Mapping]] = ...) -> None: ...
+
+class TraceRequest(_message.Message):
+    __slots__ = ("partition_id", "uid", "key", "since", "limit", "client_id")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    uid: str
+    key: str
+    since: int
+    limit: int
+    client_id: str
+    def __init__(self, partition_id: _Optional[str] = ..., uid: _Optional[str] = ..., key: _Optional[str] = ..., since: _Optional[int] = ..., limit: _Optional[int] = ..., client_id: _Optional[str] = ...) -> None: ...
+
+class TraceResponse(_message.Message):
+    __slots__ = ("summary", "rows")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    summary: TraceSummary
+    rows: _containers.RepeatedCompositeFieldContainer[TraceRow]
+    def __init__(self, summary: _Optional[_Union[TraceSummary, _Mapping]] = ..., rows: _Optional[_Iterable[_Union[TraceRow, _Mapping]]] = ...) -> None: ...
+
+class TraceSummary(_message.Message):
+    __slots__ = ("partition_id", "findings", "never_read", "read_by_several", "open_keys", "present", "status", "sessions", "sessions_due", "gone", "partial", "next", "detail")
+    class ReadBySeveralEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    NEVER_READ_FIELD_NUMBER: _ClassVar[int]
+    READ_BY_SEVERAL_FIELD_NUMBER: _ClassVar[int]
+    OPEN_KEYS_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_DUE_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    never_read: _containers.RepeatedScalarFieldContainer[str]
+    read_by_several: _containers.ScalarMap[str, int]
+    open_keys: _containers.RepeatedScalarFieldContainer[str]
+    present: _containers.RepeatedScalarFieldContainer[str]
+    status: str
+    sessions: int
+    sessions_due: int
+    gone: int
+    partial: bool
+    next: int
+    detail: str
+    def __init__(self, partition_id: _Optional[str] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., never_read: _Optional[_Iterable[str]] = ..., read_by_several: _Optional[_Mapping[str, int]] = ..., open_keys: _Optional[_Iterable[str]] = ..., present: _Optional[_Iterable[str]] = ..., status: _Optional[str] = ..., sessions: _Optional[int] = ..., sessions_due: _Optional[int] = ..., gone: _Optional[int] = ..., partial: bool = ..., next: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("rule", "name", "status", "text", "records")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    rule: int
+    name: str
+    status: str
+    text: str
+    records: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rule: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., text: _Optional[str] = ..., records: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TraceRow(_message.Message):
+    __slots__ = ("number", "n", "ts", "stage", "op", "status", "uid", "session_id", "index", "key", "partition", "field", "producer", "consumer", "shape", "layout", "dtype", "device", "len", "valid_len", "mask_sum", "global_steps", "min_global_steps", "max_global_steps", "is_padding", "gen", "bytes", "ms", "hash", "preview", "client", "tags", "detail")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    TS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    LEN_FIELD_NUMBER: _ClassVar[int]
+    VALID_LEN_FIELD_NUMBER: _ClassVar[int]
+    MASK_SUM_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MIN_GLOBAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_GLOBAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    IS_PADDING_FIELD_NUMBER: _ClassVar[int]
+    GEN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    PREVIEW_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    n: int
+    ts: float
+    stage: str
+    op: str
+    status: str
+    uid: str
+    session_id: int
+    index: int
+    key: str
+    partition: str
+    field: str
+    producer: str
+    consumer: str
+    shape: ShapeReport
+    layout: str
+    dtype: str
+    device: str
+    len: int
+    valid_len: int
+    mask_sum: int
+    global_steps: int
+    min_global_steps: int
+    max_global_steps: int
+    is_padding: bool
+    gen: int
+    bytes: int
+    ms: float
+    hash: str
+    preview: str
+    client: str
+    tags: Tags
+    detail: str
+    def __init__(self, number: _Optional[int] = ..., n: _Optional[int] = ..., ts: _Optional[float] = ..., stage: _Optional[str] = ..., op: _Optional[str] = ..., status: _Optional[str] = ..., uid: _Optional[str] = ..., session_id: _Optional[int] = ..., index: _Optional[int] = ..., key: _Optional[str] = ..., partition: _Optional[str] = ..., field: _Optional[str] = ..., producer: _Optional[str] = ..., consumer: _Optional[str] = ..., shape: _Optional[_Union[ShapeReport, _Mapping]] = ..., layout: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., len: _Optional[int] = ..., valid_len: _Optional[int] = ..., mask_sum: _Optional[int] = ..., global_steps: _Optional[int] = ..., min_global_steps: _Optional[int] = ..., max_global_steps: _Optional[int] = ..., is_padding: bool = ..., gen: _Optional[int] = ..., bytes: _Optional[int] = ..., ms: _Optional[float] = ..., hash: _Optional[str] = ..., preview: _Optional[str] = ..., client: _Optional[str] = ..., tags: _Optional[_Union[Tags, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ShapeReport(_message.Message):
+    __slots__ = ("sizes",)
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EnterStageRequest(_message.Message):
+    __slots__ = ("client_id", "plane_id", "stage")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PLANE_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    plane_id: str
+    stage: str
+    def __init__(self, client_id: _Optional[str] = ..., plane_id: _Optional[str] = ..., stage: _Optional[str] = ...) -> None: ...
+
+class EnterStageResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -144,6 +144,56 @@ class DataPlaneServiceStub(object):
                 request_serializer=dataplane_dot_v1_dot_dataplane__pb2.GetOutcomeRequest.SerializeToString,
                 response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.GetOutcomeResponse.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/dataplane.v1.DataPlaneService/GetStatus',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/dataplane.v1.DataPlaneService/Inspect',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.InspectRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.InspectResponse.FromString,
+                _registered_method=True)
+        self.Tally = channel.unary_unary(
+                '/dataplane.v1.DataPlaneService/Tally',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.TallyRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.TallyResponse.FromString,
+                _registered_method=True)
+        self.GetStats = channel.unary_unary(
+                '/dataplane.v1.DataPlaneService/GetStats',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.GetStatsRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.GetStatsResponse.FromString,
+                _registered_method=True)
+        self.ListClaims = channel.unary_stream(
+                '/dataplane.v1.DataPlaneService/ListClaims',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.ListClaimsRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.ListClaimsResponse.FromString,
+                _registered_method=True)
+        self.ListWaiters = channel.unary_stream(
+                '/dataplane.v1.DataPlaneService/ListWaiters',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.ListWaitersRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.ListWaitersResponse.FromString,
+                _registered_method=True)
+        self.ListHoldings = channel.unary_stream(
+                '/dataplane.v1.DataPlaneService/ListHoldings',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.ListHoldingsRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.ListHoldingsResponse.FromString,
+                _registered_method=True)
+        self.FindRevision = channel.unary_unary(
+                '/dataplane.v1.DataPlaneService/FindRevision',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.FindRevisionRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.FindRevisionResponse.FromString,
+                _registered_method=True)
+        self.Trace = channel.unary_stream(
+                '/dataplane.v1.DataPlaneService/Trace',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.TraceRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.TraceResponse.FromString,
+                _registered_method=True)
+        self.EnterStage = channel.unary_unary(
+                '/dataplane.v1.DataPlaneService/EnterStage',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.EnterStageRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.EnterStageResponse.FromString,
+                _registered_method=True)
 
 
 class DataPlaneServiceServicer(object):
@@ -328,6 +378,91 @@ class DataPlaneServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStatus(self, request, context):
+        """---- what an operator asks ----
+        Ids and labels of clients are told to who may `operate` in the partition; to others those of
+        the caller's own client, and of the rest only whether they are there.
+
+        What the plane says of itself: sizes, versions, who waits. Who may not `operate` in every
+        partition is told of the partitions that it may see, and nothing of stores and clients.
+        Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Inspect(self, request, context):
+        """What is known of keys, without their values: tags, shapes, group, producer, tasks. Keys that
+        are not there are left out. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tally(self, request, context):
+        """How many rows match and how large they are, of one moment: what a clear would remove. Changes
+        nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStats(self, request, context):
+        """What a partition is made of: bytes by field, producer and age; lengths. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListClaims(self, request, context):
+        """What is claimed and by whom, and how far each task has come, in as many answers as it needs.
+        Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWaiters(self, request, context):
+        """Every request that waits in a partition that the caller may ask about, the longest first, in as
+        many answers as it needs. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListHoldings(self, request, context):
+        """What each value store has in use, who reads and writes there, and blocks that nothing refers
+        to; for who may `operate` in every partition. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindRevision(self, request, context):
+        """The last revision that is known to be of a certain age. Of no single partition. Changes
+        nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trace(self, request, context):
+        """What happened to a group, to a key, or to everything in a partition: who wrote, read, claimed
+        and cleared what, and whether that agrees with itself. The first answer says what was found in
+        all, the others bring the rows. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EnterStage(self, request, context):
+        """Say at which stage of training the client's requests are from now on; traces name it. Of no
+        single partition.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DataPlaneServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -440,6 +575,56 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     servicer.GetOutcome,
                     request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.GetOutcomeRequest.FromString,
                     response_serializer=dataplane_dot_v1_dot_dataplane__pb2.GetOutcomeResponse.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.GetStatusRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.InspectRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.InspectResponse.SerializeToString,
+            ),
+            'Tally': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tally,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.TallyRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.TallyResponse.SerializeToString,
+            ),
+            'GetStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStats,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.GetStatsRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'ListClaims': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListClaims,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.ListClaimsRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.ListClaimsResponse.SerializeToString,
+            ),
+            'ListWaiters': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListWaiters,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.ListWaitersRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.ListWaitersResponse.SerializeToString,
+            ),
+            'ListHoldings': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListHoldings,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.ListHoldingsRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.ListHoldingsResponse.SerializeToString,
+            ),
+            'FindRevision': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindRevision,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.FindRevisionRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.FindRevisionResponse.SerializeToString,
+            ),
+            'Trace': grpc.unary_stream_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.TraceRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.TraceResponse.SerializeToString,
+            ),
+            'EnterStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.EnterStage,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.EnterStageRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.EnterStageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1036,6 +1221,276 @@ class DataPlaneService(object):
             '/dataplane.v1.DataPlaneService/GetOutcome',
             dataplane_dot_v1_dot_dataplane__pb2.GetOutcomeRequest.SerializeToString,
             dataplane_dot_v1_dot_dataplane__pb2.GetOutcomeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/GetStatus',
+            dataplane_dot_v1_dot_dataplane__pb2.GetStatusRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/Inspect',
+            dataplane_dot_v1_dot_dataplane__pb2.InspectRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.InspectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tally(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/Tally',
+            dataplane_dot_v1_dot_dataplane__pb2.TallyRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.TallyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/GetStats',
+            dataplane_dot_v1_dot_dataplane__pb2.GetStatsRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListClaims(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/ListClaims',
+            dataplane_dot_v1_dot_dataplane__pb2.ListClaimsRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.ListClaimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWaiters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/ListWaiters',
+            dataplane_dot_v1_dot_dataplane__pb2.ListWaitersRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.ListWaitersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHoldings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/ListHoldings',
+            dataplane_dot_v1_dot_dataplane__pb2.ListHoldingsRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.ListHoldingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindRevision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/FindRevision',
+            dataplane_dot_v1_dot_dataplane__pb2.FindRevisionRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.FindRevisionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/Trace',
+            dataplane_dot_v1_dot_dataplane__pb2.TraceRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.TraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EnterStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/EnterStage',
+            dataplane_dot_v1_dot_dataplane__pb2.EnterStageRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.EnterStageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -160,7 +160,7 @@ class Guard(grpc.aio.ServerInterceptor):
         now = self._clock()
         if now >= self._report_at:
             self._report_at = now + REPORT_EVERY_S
-            log.warning("calls without credentials that hold: %d, all refused", self._refused)
+            log.info("calls without credentials that hold: %d, all refused", self._refused)
             self._refused = 0
         return Unauthenticated(REFUSED)
 

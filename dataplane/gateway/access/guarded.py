@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from dataplane.errors import DataplaneError, InvalidRequest
 from dataplane.gateway.access.caller import Caller
 from dataplane.gateway.access.limits import Throttle
+from dataplane.metrics.calls import note_refusal
 from dataplane.protocol.status import code_of, trailers_of
 
 Handler = Any
@@ -32,6 +33,7 @@ _EOF: Final = cast(Any, grpc.aio).EOF
 
 
 async def _refuse(context: Context, error: DataplaneError) -> NoReturn:
+    note_refusal(error)
     await context.abort(code_of(error), error.message, trailers_of(error))
     raise error  # not reached: a call that is aborted ends there
 

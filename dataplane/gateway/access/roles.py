@@ -22,6 +22,7 @@ VERBS: Final = frozenset(
         "explain",  # why something waits
         "group",  # begin and end groups
         "list",  # keys and tags, and which partitions there are
+        "operate",  # hear who the clients are; in all partitions, also of stores and the plane
         "partition",  # make, seal and drop partitions
         "put",  # write rows and trajectories
         "put_tags",  # write tags only
@@ -71,6 +72,16 @@ METHODS: Final[Mapping[str, str]] = MappingProxyType(
         "DropPartition": "partition",
         "Explain": "explain",
         "GetOutcome": OWN,
+        "GetStatus": "list",
+        "Inspect": "list",
+        "Tally": "list",
+        "GetStats": "explain",
+        "ListClaims": "explain",
+        "ListWaiters": "explain",
+        "ListHoldings": "operate",
+        "FindRevision": "list",
+        "Trace": "explain",
+        "EnterStage": OWN,
     }
 )
 """The verb of every call of `dataplane.v1.DataPlaneService`. One that is missing here is refused to
@@ -158,6 +169,18 @@ class Principal:
         """Raise PermissionDenied unless the verb is allowed in some partition."""
         if not self.has(verb):
             raise PermissionDenied(f"{self.name!r:.80} may not {verb} in any partition")
+
+    def everywhere(self, verb: str) -> bool:
+        """Whether the verb is allowed in every partition that there may be."""
+        return any(verb in grant.verbs and not grant.partition.strip("*") for grant in self.grants)
+
+    def require_everywhere(self, verb: str) -> None:
+        """Raise PermissionDenied unless the verb is allowed in every partition."""
+        if not self.everywhere(verb):
+            raise PermissionDenied(
+                f"{self.name!r:.80} may not {verb} in every partition, which is needed for what "
+                "concerns the plane as a whole"
+            )
 
     def sees(self, partition_id: str) -> bool:
         """Whether anything at all is allowed in a partition: to others it does not exist."""

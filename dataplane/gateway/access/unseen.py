@@ -56,3 +56,15 @@ def without_unseen(error: DataplaneError, principal: Principal) -> DataplaneErro
                 attempt=number,
             )
     return error
+
+
+def text_without_unseen(text: str) -> str:
+    """The text of an error that was refused to somebody, for who does not see everything."""
+    attempt = _ATTEMPT.match(text)
+    if attempt is not None:
+        return f"attempt {attempt[1]} is not open"
+    found = _FULLEST.search(text)
+    if found is not None:
+        text = text[: found.start()]
+    before, absent, rest = text.partition(_ABSENT)
+    return before + absent + rest.partition(_OTHERS)[0] if absent else text

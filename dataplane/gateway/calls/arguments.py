@@ -69,12 +69,22 @@ def where_of(request: Any) -> Mapping[str, object] | None:
 
 def since_of(request: Any) -> Revision | None:
     """The revision of a request that has a `since`; None if it is not set."""
-    if not request.HasField("since"):
+    return _revision_of(request, "since")
+
+
+def until_of(request: Any) -> Revision | None:
+    """The revision of a request that has an `until`; None if it is not set."""
+    return _revision_of(request, "until")
+
+
+def _revision_of(request: Any, name: str) -> Revision | None:
+    if not request.HasField(name):
         return None
-    since = Revision(request.since.epoch, request.since.n)
-    if min(since) < 0:
-        raise InvalidRequest(f"since is the revision of an earlier answer, not {tuple(since)}")
-    return since
+    message: pb.Revision = getattr(request, name)
+    revision = Revision(message.epoch, message.n)
+    if min(revision) < 0:
+        raise InvalidRequest(f"{name} is the revision of an earlier answer, not {tuple(revision)}")
+    return revision
 
 
 def revision_to(revision: Revision | None) -> pb.Revision | None:

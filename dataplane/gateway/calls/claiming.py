@@ -108,7 +108,7 @@ class Claiming:
                     lambda core, deadline: give_back(core, granted.number, deadline), GIVE_BACK_S
                 )
             except DataplaneError as error:
-                log.warning("a claim that nobody was handed was not given back yet: %s", error)
+                log.info("a claim that nobody was handed was not given back yet: %s", error)
 
         task = asyncio.get_running_loop().create_task(give())
         self._giving.add(task)

@@ -98,13 +98,17 @@ class Looking:
     async def _listing(self, request: pb.ListRequest, call: Call) -> Listing:
         where, since = where_of(request), since_of(request)
         columns = names_of(request.columns, "columns")
+        limit: int | None = min(request.limit or MAX_LISTED + 1, MAX_LISTED + 1)
+        if request.order_by:
+            limit = request.limit or None  # the plane says how many it puts in order
         while True:
             listing = await call.reader.kv_list(
                 request.partition_id,
                 where=where,
                 since=since,
                 columns=columns if columns or request.only_columns else None,
-                limit=min(request.limit or MAX_LISTED + 1, MAX_LISTED + 1),
+                limit=limit,
+                order_by=request.order_by or None,
                 timeout=call.timeout(self._longest_s),
             )
             if len(listing) > MAX_LISTED:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dataplane.errors import InvalidRequest, PermissionDenied
 from dataplane.gateway.call import Call
-from dataplane.gateway.calls.arguments import keys_of, revision_to, where_of
+from dataplane.gateway.calls.arguments import keys_of, revision_to, until_of, where_of
 from dataplane.gateway.config import GatewayConfig
 from dataplane.gateway.service import Handler
 from dataplane.protocol.values import to_value
@@ -108,6 +108,7 @@ class Partitions:
                 request.partition_id,
                 where=where,
                 retire=request.retire,
+                until=until_of(request),
                 timeout=call.timeout(self._longest_s),
             )
         return pb.ClearResponse(removed=removed)

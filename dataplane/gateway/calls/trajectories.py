@@ -64,6 +64,10 @@ class Trajectories:
         self._seen: dict[str, float] = {}
         """When each quarantine was there, on the clock of the event loop."""
         self._making = asyncio.Lock()
+        self.quarantined = 0
+        """Trajectories that are kept in quarantine, or were once."""
+        self.unkept = 0
+        """Those that were refused, and which no quarantine took."""
         self.handlers: dict[str, Handler] = {"PutTrajectories": self.put}
 
     async def put(
@@ -159,8 +163,10 @@ class Trajectories:
         except (*NOT_KEPT, DeadlineExceeded) as error:
             if isinstance(error, DeadlineExceeded):
                 call.timeout(QUARANTINE_S)  # its caller's own deadline, or that of this put only
+            self.unkept += len(refused)
             note = f" (and it could not be kept in quarantine: {type(error).__name__})"
             return [pb.TrajectoryResult(reason=one.reason + note) for one in refused]
+        self.quarantined += len(refused)
         return [
             pb.TrajectoryResult(key=key, quarantine=rows.partition_id, reason=one.reason)
             for key, one in zip(rows.keys, refused, strict=True)

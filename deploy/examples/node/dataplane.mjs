@@ -368,6 +368,9 @@ export const ListRequest = new Message('ListRequest', () => [
   [7, 'page_token', 'string'],
   // At most so many rows in all pages; 0 for no limit.
   [8, 'limit', 'int32'],
+  // The first rows by a tag, with `-` before it the last: numbers, then texts, then rows without
+  // it. With a `limit` of at most 1000, and without `since`.
+  [9, 'order_by', 'string'],
 ]);
 
 export const ListResponse = new Message('ListResponse', () => [
@@ -493,6 +496,8 @@ export const ClearRequest = new Message('ClearRequest', () => [
   [4, 'where', Value],
   // Close the attempts of the groups whose rows go, too.
   [5, 'retire', 'bool'],
+  // Rows that changed after it stay: what was looked at then is what is cleared.
+  [6, 'until', Revision],
 ]);
 
 export const ClearResponse = new Message('ClearResponse', () => [
@@ -610,6 +615,391 @@ export const GetOutcomeResponse = new Message('GetOutcomeResponse', () => [
   // What is remembered of it: whether it had its effect, and what was answered.
   [1, 'outcome', MapValue],
 ]);
+
+// A client of the plane, as the plane knows it.
+export const ClientReport = new Message('ClientReport', () => [
+  // As in `Request` if it is the caller's own; else the plane's name for it. Empty if that is not
+  // told.
+  [1, 'client_id', 'string'],
+  // Where it runs, as it said itself.
+  [2, 'label', 'string'],
+  // Whether it has a connection.
+  [3, 'alive', 'bool'],
+]);
+
+export const GetStatusRequest = new Message('GetStatusRequest', () => []);
+
+export const GetStatusResponse = new Message('GetStatusResponse', () => [
+  // Names and what they mean are those of the plane's own status.
+  [1, 'status', MapValue],
+]);
+
+export const InspectRequest = new Message('InspectRequest', () => [
+  [1, 'partition_id', 'string'],
+  // Up to 1000.
+  [2, 'keys', 'string', 'repeated'],
+  // Whose own client is named by its own id.
+  [3, 'client_id', 'string'],
+]);
+
+export const InspectResponse = new Message('InspectResponse', () => [
+  // Of the keys that are there, in the order asked for.
+  [1, 'rows', KeyReport, 'repeated'],
+  // How many of the keys asked for were looked at, from the first on: where not all had room in one
+  // answer, ask for the others.
+  [2, 'looked_at', 'int32'],
+]);
+
+export const KeyReport = new Message('KeyReport', () => [
+  [1, 'key', 'string'],
+  // Its last change.
+  [2, 'revision', Revision],
+  // Seconds since then; not set where it is longer ago than is remembered.
+  [3, 'age_s', 'double', 'optional'],
+  [4, 'tags', Tags],
+  [5, 'tag_bytes', 'int64'],
+  [6, 'fields', FieldReport, 'repeated'],
+  // Whose row it is.
+  [7, 'producer', ClientReport],
+  // Of a prompt or a row of a group: uid, attempt, status, open, n, sessions.
+  [8, 'group', MapValue],
+  // Each task of the partition: `committed`, `claimed` or `not claimed`.
+  [9, 'tasks', ['string', 'string']],
+  [10, 'lost', 'bool'],
+]);
+
+// One field of one key. Where it lies is told to who may `operate` in every partition.
+export const FieldReport = new Message('FieldReport', () => [
+  [1, 'name', 'string'],
+  [2, 'dtype', 'string'],
+  [3, 'shape', 'int64', 'repeated'],
+  [4, 'nbytes', 'int64'],
+  [5, 'store', 'string'],
+  [6, 'block', 'int64'],
+  [7, 'segment', 'int64'],
+  [8, 'offset', 'int64'],
+]);
+
+export const TallyRequest = new Message('TallyRequest', () => [
+  [1, 'partition_id', 'string'],
+  [2, 'where', Value],
+  // Leave out rows that changed after it.
+  [3, 'until', Revision],
+]);
+
+export const TallyResponse = new Message('TallyResponse', () => [
+  // As `until` of a Clear it removes these rows, and none that changed since.
+  [1, 'revision', Revision],
+  [2, 'rows', 'int64'],
+  [3, 'payload_bytes', 'int64'],
+  [4, 'tag_bytes', 'int64'],
+  // Most bytes first.
+  [5, 'statuses', StatusReport, 'repeated'],
+  // Groups that are open and have rows or their prompt among them.
+  [6, 'groups_open', 'int64'],
+  // The first keys.
+  [7, 'sample', 'string', 'repeated'],
+]);
+
+export const StatusReport = new Message('StatusReport', () => [
+  // The tag `status`; empty for rows without one.
+  [1, 'status', 'string'],
+  [2, 'rows', 'int64'],
+  // Of a tally.
+  [3, 'bytes', 'int64'],
+]);
+
+export const GetStatsRequest = new Message('GetStatsRequest', () => [
+  [1, 'partition_id', 'string'],
+  [2, 'client_id', 'string'],
+]);
+
+export const GetStatsResponse = new Message('GetStatsResponse', () => [
+  [1, 'revision', Revision],
+  [2, 'keys', 'int64'],
+  [3, 'payload_bytes', 'int64'],
+  // Of blocks, in whole pages.
+  [4, 'extent_bytes', 'int64'],
+  [5, 'tag_bytes', 'int64'],
+  // Reserved for groups, and not used by them yet.
+  [6, 'held_bytes', 'int64'],
+  // Most bytes first.
+  [7, 'fields', FieldStats, 'repeated'],
+  // Most rows first.
+  [8, 'statuses', StatusReport, 'repeated'],
+  // Most bytes first. Those that are not named are counted together.
+  [9, 'producers', ProducerStats, 'repeated'],
+  [10, 'ages', AgeStats, 'repeated'],
+  // By ragged field.
+  [11, 'lengths', ['string', LengthReport]],
+]);
+
+export const FieldStats = new Message('FieldStats', () => [
+  [1, 'name', 'string'],
+  [2, 'rows', 'int64'],
+  [3, 'bytes', 'int64'],
+]);
+
+export const ProducerStats = new Message('ProducerStats', () => [
+  [1, 'client', ClientReport],
+  [2, 'rows', 'int64'],
+  [3, 'bytes', 'int64'],
+]);
+
+// Rows that were last changed so many seconds ago.
+export const AgeStats = new Message('AgeStats', () => [
+  [1, 'from_s', 'double'],
+  // Not set: and longer.
+  [2, 'to_s', 'double', 'optional'],
+  [3, 'rows', 'int64'],
+  [4, 'bytes', 'int64'],
+]);
+
+export const LengthReport = new Message('LengthReport', () => [
+  [1, 'rows', 'int64'],
+  [2, 'min', 'int64'],
+  [3, 'max', 'int64'],
+  [4, 'mean', 'double'],
+  [5, 'p50', 'int64'],
+  [6, 'p90', 'int64'],
+  [7, 'p99', 'int64'],
+  // Those without rows are left out.
+  [8, 'histogram', LengthBin, 'repeated'],
+]);
+
+// Rows of these lengths, both included.
+export const LengthBin = new Message('LengthBin', () => [
+  [1, 'low', 'int64'],
+  [2, 'high', 'int64'],
+  [3, 'rows', 'int64'],
+]);
+
+export const ListClaimsRequest = new Message('ListClaimsRequest', () => [
+  // All partitions that the caller may ask about, if it is empty.
+  [1, 'partition_id', 'string'],
+  [2, 'client_id', 'string'],
+]);
+
+export const ListClaimsResponse = new Message('ListClaimsResponse', () => [
+  [1, 'tasks', TaskReport, 'repeated'],
+  [2, 'claims', ClaimReport, 'repeated'],
+]);
+
+// Rows that a task has handed out. One with many keys comes in several, one after the other, each
+// with the next of its keys.
+export const ClaimReport = new Message('ClaimReport', () => [
+  [1, 'partition_id', 'string'],
+  [2, 'task', 'string'],
+  [3, 'claim_id', 'int64'],
+  [4, 'keys', 'string', 'repeated'],
+  [5, 'holders', ClientReport, 'repeated'],
+  [6, 'age_s', 'double'],
+  [7, 'lease_s', 'double'],
+  // Until its term is over; not set while one of its holders is there.
+  [8, 'left_s', 'double', 'optional'],
+]);
+
+// How far a task has come.
+export const TaskReport = new Message('TaskReport', () => [
+  [1, 'partition_id', 'string'],
+  [2, 'task', 'string'],
+  [3, 'committed', 'int64'],
+  [4, 'held', 'int64'],
+  // Rows that it has not committed.
+  [5, 'lag', 'int64'],
+  // Claims of it that wait.
+  [6, 'waiting', 'int64'],
+]);
+
+export const ListWaitersRequest = new Message('ListWaitersRequest', () => [
+  [1, 'client_id', 'string'],
+]);
+
+export const ListWaitersResponse = new Message('ListWaitersResponse', () => [
+  [1, 'waiters', WaiterReport, 'repeated'],
+]);
+
+// A request that waits.
+export const WaiterReport = new Message('WaiterReport', () => [
+  // `rows`, `changes`, `claim` or `room`.
+  [1, 'kind', 'string'],
+  [2, 'client', ClientReport],
+  [3, 'partition_id', 'string'],
+  [4, 'waited_s', 'double'],
+  // Until its deadline, if it has one.
+  [5, 'left_s', 'double', 'optional'],
+  // Rows or groups that are wanted.
+  [6, 'count', 'int64', 'optional'],
+  // What they have to match, as JSON.
+  [7, 'where', 'string'],
+  [8, 'task', 'string'],
+  [9, 'fields', 'string', 'repeated'],
+  [10, 'grouped', 'bool'],
+]);
+
+export const ListHoldingsRequest = new Message('ListHoldingsRequest', () => [
+  [1, 'client_id', 'string'],
+]);
+
+export const ListHoldingsResponse = new Message('ListHoldingsResponse', () => [
+  // One with many orphans comes in several, one after the other, each with the next of them.
+  [1, 'store', StoreReport],
+]);
+
+// What one value store has in use, and who holds it.
+export const StoreReport = new Message('StoreReport', () => [
+  [1, 'store_id', 'string'],
+  [2, 'reachable', 'bool'],
+  // Why it could not be asked.
+  [3, 'error', 'string'],
+  [4, 'pid', 'int64'],
+  [5, 'capacity_bytes', 'int64'],
+  [6, 'segment_bytes', 'int64'],
+  [7, 'used_bytes', 'int64'],
+  [8, 'held_bytes', 'int64'],
+  [9, 'live_blocks', 'int64'],
+  [10, 'dead_blocks', 'int64'],
+  // Blocks that nothing refers to.
+  [11, 'orphans', OrphanReport, 'repeated'],
+  // Who reads.
+  [12, 'pins', HoldingReport, 'repeated'],
+  // Who writes.
+  [13, 'reservations', HoldingReport, 'repeated'],
+]);
+
+export const OrphanReport = new Message('OrphanReport', () => [
+  [1, 'block', 'int64'],
+  [2, 'bytes', 'int64', 'optional'],
+  [3, 'age_s', 'double', 'optional'],
+]);
+
+export const HoldingReport = new Message('HoldingReport', () => [
+  [1, 'client', ClientReport],
+  [2, 'blocks', 'int64'],
+  [3, 'bytes', 'int64'],
+  // Of blocks that only wait for it.
+  [4, 'dead_bytes', 'int64', 'optional'],
+  [5, 'age_s', 'double', 'optional'],
+]);
+
+export const FindRevisionRequest = new Message('FindRevisionRequest', () => [
+  [1, 'age_s', 'double'],
+]);
+
+export const FindRevisionResponse = new Message('FindRevisionResponse', () => [
+  // Not set if the plane remembers none.
+  [1, 'revision', Revision],
+]);
+
+export const TraceRequest = new Message('TraceRequest', () => [
+  // All partitions that the caller may ask about, if it is not set.
+  [1, 'partition_id', 'string', 'optional'],
+  // A uid or a key, or neither.
+  [2, 'uid', 'string', 'optional'],
+  [3, 'key', 'string', 'optional'],
+  // `next` of an earlier trace, to go on from there.
+  [4, 'since', 'int64'],
+  // Rows at most; not set for as many as are told at once.
+  [5, 'limit', 'int32', 'optional'],
+  [6, 'client_id', 'string'],
+]);
+
+export const TraceResponse = new Message('TraceResponse', () => [
+  // In the first answer.
+  [1, 'summary', TraceSummary],
+  // In the others, in order.
+  [2, 'rows', TraceRow, 'repeated'],
+]);
+
+// What a trace comes to.
+export const TraceSummary = new Message('TraceSummary', () => [
+  [1, 'partition_id', 'string', 'optional'],
+  [2, 'findings', Finding, 'repeated'],
+  // Fields that nobody has read.
+  [3, 'never_read', 'string', 'repeated'],
+  // Fields that several clients have read of one key: how many at most.
+  [4, 'read_by_several', ['string', 'int64']],
+  // Keys that are there, though others of the group were cleared after it ended.
+  [5, 'open_keys', 'string', 'repeated'],
+  [6, 'present', 'string', 'repeated'],
+  // The prompt's last status.
+  [7, 'status', 'string', 'optional'],
+  [8, 'sessions', 'int64'],
+  // How many sessions there are to be, if that is known.
+  [9, 'sessions_due', 'int64', 'optional'],
+  // Requests that are not remembered any more: the oldest.
+  [10, 'gone', 'int64'],
+  // Rows may be older than what is remembered.
+  [11, 'partial', 'bool'],
+  // Where a later trace goes on: its `since`.
+  [12, 'next', 'int64'],
+  // What the plane keeps: `on`, `hashes` or `previews`.
+  [13, 'detail', 'string'],
+]);
+
+// What one rule says of a trace.
+export const Finding = new Message('Finding', () => [
+  [1, 'rule', 'int32'],
+  [2, 'name', 'string'],
+  // `ok`, `failed` or `not judged`.
+  [3, 'status', 'string'],
+  [4, 'text', 'string'],
+  // Numbers of the requests that disagree.
+  [5, 'records', 'int64', 'repeated'],
+]);
+
+// One request, as far as it concerns one key and one field of it.
+export const TraceRow = new Message('TraceRow', () => [
+  [1, 'number', 'int64'],
+  [2, 'n', 'int64'],
+  // Seconds since 1970.
+  [3, 'ts', 'double'],
+  [4, 'stage', 'string'],
+  [5, 'op', 'string'],
+  [6, 'status', 'string'],
+  [7, 'uid', 'string', 'optional'],
+  [8, 'session_id', 'int64', 'optional'],
+  [9, 'index', 'int64', 'optional'],
+  [10, 'key', 'string'],
+  [11, 'partition', 'string'],
+  [12, 'field', 'string'],
+  [13, 'producer', 'string'],
+  [14, 'consumer', 'string'],
+  // Not set where there is none.
+  [15, 'shape', ShapeReport],
+  [16, 'layout', 'string'],
+  [17, 'dtype', 'string'],
+  [18, 'device', 'string'],
+  [19, 'len', 'int64', 'optional'],
+  [20, 'valid_len', 'int64', 'optional'],
+  [21, 'mask_sum', 'int64', 'optional'],
+  [22, 'global_steps', 'int64', 'optional'],
+  [23, 'min_global_steps', 'int64', 'optional'],
+  [24, 'max_global_steps', 'int64', 'optional'],
+  [25, 'is_padding', 'bool'],
+  [26, 'gen', 'int64'],
+  [27, 'bytes', 'int64', 'optional'],
+  [28, 'ms', 'double', 'optional'],
+  [29, 'hash', 'string'],
+  [30, 'preview', 'string'],
+  [31, 'client', 'string'],
+  // What was written, of a row about tags.
+  [32, 'tags', Tags],
+  [33, 'detail', 'string'],
+]);
+
+export const ShapeReport = new Message('ShapeReport', () => [
+  [1, 'sizes', 'int64', 'repeated'],
+]);
+
+export const EnterStageRequest = new Message('EnterStageRequest', () => [
+  [1, 'client_id', 'string'],
+  [2, 'plane_id', 'string'],
+  // Empty for none.
+  [3, 'stage', 'string'],
+]);
+
+export const EnterStageResponse = new Message('EnterStageResponse', () => []);
 
 export const DataPlaneService = Object.freeze({
   // What this gateway serves: the plane, its present revision, the limits of requests, and who the
@@ -768,5 +1158,76 @@ export const DataPlaneService = Object.freeze({
     path: '/dataplane.v1.DataPlaneService/GetOutcome',
     request: GetOutcomeRequest,
     response: GetOutcomeResponse,
+  }),
+  // What the plane says of itself: sizes, versions, who waits. Who may not `operate` in every
+  // partition is told of the partitions that it may see, and nothing of stores and clients.
+  // Changes nothing.
+  GetStatus: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/GetStatus',
+    request: GetStatusRequest,
+    response: GetStatusResponse,
+  }),
+  // What is known of keys, without their values: tags, shapes, group, producer, tasks. Keys that
+  // are not there are left out. Changes nothing.
+  Inspect: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/Inspect',
+    request: InspectRequest,
+    response: InspectResponse,
+  }),
+  // How many rows match and how large they are, of one moment: what a clear would remove. Changes
+  // nothing.
+  Tally: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/Tally',
+    request: TallyRequest,
+    response: TallyResponse,
+  }),
+  // What a partition is made of: bytes by field, producer and age; lengths. Changes nothing.
+  GetStats: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/GetStats',
+    request: GetStatsRequest,
+    response: GetStatsResponse,
+  }),
+  // What is claimed and by whom, and how far each task has come, in as many answers as it needs.
+  // Changes nothing.
+  ListClaims: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/ListClaims',
+    request: ListClaimsRequest,
+    response: ListClaimsResponse,
+  }),
+  // Every request that waits in a partition that the caller may ask about, the longest first, in as
+  // many answers as it needs. Changes nothing.
+  ListWaiters: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/ListWaiters',
+    request: ListWaitersRequest,
+    response: ListWaitersResponse,
+  }),
+  // What each value store has in use, who reads and writes there, and blocks that nothing refers
+  // to; for who may `operate` in every partition. Changes nothing.
+  ListHoldings: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/ListHoldings',
+    request: ListHoldingsRequest,
+    response: ListHoldingsResponse,
+  }),
+  // The last revision that is known to be of a certain age. Of no single partition. Changes
+  // nothing.
+  FindRevision: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/FindRevision',
+    request: FindRevisionRequest,
+    response: FindRevisionResponse,
+  }),
+  // What happened to a group, to a key, or to everything in a partition: who wrote, read, claimed
+  // and cleared what, and whether that agrees with itself. The first answer says what was found in
+  // all, the others bring the rows. Changes nothing.
+  Trace: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/Trace',
+    request: TraceRequest,
+    response: TraceResponse,
+  }),
+  // Say at which stage of training the client's requests are from now on; traces name it. Of no
+  // single partition.
+  EnterStage: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/EnterStage',
+    request: EnterStageRequest,
+    response: EnterStageResponse,
   }),
 });
