@@ -230,7 +230,8 @@ def _admin(software: probe.Software, *, is_there: bool, is_open: bool) -> Findin
     return Finding("admin port", "open with the key")
 
 
-def _tokenizer(folder: str | None) -> Tokens | None:
+def tokenizer_of(folder: str | None) -> Tokens | None:
+    """The tokenizer in a model's folder; None without a folder."""
     if folder is None:
         return None
     from agentloop.loops.chat import ChatTokenizer
@@ -260,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 model=given.model,
                 api_key_env=given.api_key_env,
                 admin_url=given.admin_url,
-                tokenizer=_tokenizer(given.tokenizer),
+                tokenizer=tokenizer_of(given.tokenizer),
                 timeout_s=given.timeout,
             )
         )

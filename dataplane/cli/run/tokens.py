@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from dataplane.cli.commands import Group
+from dataplane.cli.output import Column, Output, OutputOption, print_rows
+from dataplane.cli.shown import value_text
 from dataplane.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from dataplane.gateway.access.token_records import Grant, Limits
 
 tokens = typer.Typer(
-    name="token", help="Tokens of a gateway: who may call it, and what for.", no_args_is_help=True
+    name="token",
+    cls=Group,
+    help="Tokens of a gateway: who may call it, and what for.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 FileOption = Annotated[
@@ -60,6 +68,14 @@ InflightOption = Annotated[
     int | None,
     typer.Option("--inflight-bytes", help="Limit of bytes that the gateway holds in memory."),
 ]
+
+COLUMNS: Final = (
+    Column("id"),
+    Column("principal"),
+    Column("expires"),
+    Column("may"),
+    Column("limits"),
+)
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -154,7 +170,7 @@ def bind(
 
 
 @tokens.command(name="list")
-def list_tokens(file: FileOption) -> None:
+def list_tokens(file: FileOption, output: OutputOption = Output.TABLE) -> None:
     """Show every token and certificate, without anything secret.
 
     Example: dataplane token list --file tokens.json
@@ -163,19 +179,29 @@ def list_tokens(file: FileOption) -> None:
 
     records = read_records(file)
     now = datetime.now(UTC).timestamp()
-    rows = [("ID", "PRINCIPAL", "EXPIRES", "MAY", "LIMITS")]
-    for token in records.tokens:
-        until = "never" if token.expires is None else _when(token.expires)
-        if token.has_expired(now):
-            until += " (expired)"
-        rows.append((token.id, token.name, until, _said(token.grants), _limits(token.limits)))
-    for bound in records.certificates:
-        may, limits = _said(bound.grants), _limits(bound.limits)
-        rows.append((f"certificate {bound.subject}", bound.name, "-", may, limits))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+    rows = [
+        {
+            "id": token.id,
+            "principal": token.name,
+            "expires": None if token.expires is None else _when(token.expires),
+            "expired": token.has_expired(now),
+            **_may(token.grants, token.limits),
+        }
+        for token in records.tokens
+    ]
+    rows += [
+        {
+            "id": f"certificate {bound.subject}",
+            "principal": bound.name,
+            "expires": None,
+            "expired": False,
+            **_may(bound.grants, bound.limits),
+        }
+        for bound in records.certificates
+    ]
+    if output is Output.TABLE:
+        rows = [{**row, **_in_words(row)} for row in rows]
+    print_rows(rows, COLUMNS, output, empty="there is no token")
 
 
 @tokens.command()
@@ -246,19 +272,37 @@ def _grants(
     )
 
 
-def _said(grants: tuple[Grant, ...]) -> str:
+def _may(grants: Iterable[Grant], limits: Limits) -> dict[str, Any]:
+    """What a principal may do and how much of it, as JSON has it."""
+    return {
+        "may": [
+            {
+                "partition": grant.partition,
+                "roles": list(grant.roles),
+                "verbs": list(grant.verbs),
+                "fields": None if grant.fields is None else list(grant.fields),
+            }
+            for grant in grants
+        ],
+        "limits": limits.model_dump(exclude_none=True),
+    }
+
+
+def _in_words(row: dict[str, Any]) -> dict[str, str]:
+    """The same for people."""
     said: list[str] = []
-    for grant in grants:
-        text = f"{'+'.join((*grant.roles, *grant.verbs))} in {grant.partition}"
-        if grant.fields is not None:
-            text += f" ({', '.join(grant.fields)})"
+    for grant in row["may"]:
+        text = f"{'+'.join((*grant['roles'], *grant['verbs']))} in {grant['partition']}"
+        if grant["fields"] is not None:
+            text += f" ({', '.join(grant['fields'])})"
         said.append(text)
-    return "; ".join(said)
-
-
-def _limits(limits: Limits) -> str:
-    given = limits.model_dump(exclude_none=True)
-    return ", ".join(f"{name} {value:g}" for name, value in given.items()) or "none"
+    expires = "-" if row["id"].startswith("certificate ") else row["expires"] or "never"
+    limits = ", ".join(f"{name} {value_text(value)}" for name, value in row["limits"].items())
+    return {
+        "expires": f"{expires} (expired)" if row["expired"] else expires,
+        "may": "; ".join(said),
+        "limits": limits or "none",
+    }
 
 
 def _when(moment: datetime) -> str:

@@ -1,0 +1,1 @@
+"""Commands that take, put, clear, save and restore."""

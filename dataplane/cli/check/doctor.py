@@ -1,0 +1,105 @@
+"""`dataplane doctor`: whether a plane can work here, and what to do where it cannot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from dataplane.cli.check.findings import Finding, Verdict, doubtful, fine, wrong
+from dataplane.cli.exits import Code
+from dataplane.cli.output import Column, Output, OutputOption, print_rows
+from dataplane.cli.reach import AddressOption, RayOption
+from dataplane.cli.shown import visible
+
+if TYPE_CHECKING:
+    from dataplane.config import Config
+
+COLUMNS = (Column("check"), Column("verdict"), Column("says"), Column("advice", "WHAT TO DO"))
+
+
+def doctor(
+    output: OutputOption = Output.TABLE,
+    address: AddressOption = None,
+    ray: RayOption = None,
+) -> None:
+    """Check this machine and the planes on it.
+
+    Versions, settings, folders and their modes, shared memory, open files, remains of planes,
+    sockets, clocks; the gateway or plane of --address; the Ray cluster of --ray or RAY_ADDRESS.
+    Changes nothing. Ends with 1 if anything fails.
+
+    Example: dataplane doctor
+    """
+    found = list(_findings(address, ray or os.environ.get("RAY_ADDRESS")))
+    if output is Output.TABLE:
+        wide = max(len(each.check) for each in found)
+        for each in found:
+            typer.echo(f"{each.verdict:<5} {visible(each.check):<{wide}}  {visible(each.says)}")
+            if each.advice:
+                typer.echo(f"{'':<5} {'':<{wide}}  -> {visible(each.advice)}")
+        count = {verdict: sum(each.verdict is verdict for each in found) for verdict in Verdict}
+        typer.echo(", ".join(f"{number} {verdict}" for verdict, number in count.items()))
+    else:
+        print_rows([each._asdict() for each in found], COLUMNS, output)
+    if any(each.verdict is Verdict.FAIL for each in found):
+        raise typer.Exit(Code.BAD)
+
+
+def _findings(address: str | None, ray: str | None) -> Iterator[Finding]:
+    from dataplane.cli.check.machine import (
+        of_limits,
+        of_packages,
+        of_remains,
+        of_runtime,
+        of_shared_memory,
+        of_system,
+    )
+
+    yield from of_system()
+    yield from of_packages()
+    yield from of_limits()
+    config, findings = _settings()
+    yield from findings
+    if config is None:
+        return
+    from dataplane.cli.check.surroundings import of_address, of_planes, of_ray
+    from dataplane.host.folders import default_root
+
+    root = config.runtime_dir or default_root()
+    yield from of_runtime(root)
+    yield from of_shared_memory(config)
+    yield from of_remains(root, config.shm_dir)
+    yield from of_planes(config, root)
+    if address is not None:
+        yield from of_address(address, config)
+    if ray is not None:
+        yield from of_ray(ray)
+
+
+def _settings() -> tuple[Config | None, list[Finding]]:
+    """The settings that hold here, if they can be used at all."""
+    from dataplane.cli.check.settings import SHELL, settings_of, unknown_variables
+    from dataplane.config import Config
+    from dataplane.gateway.config import GatewayConfig
+
+    environment = os.environ
+    try:
+        config = Config()
+        gateway = GatewayConfig()
+    except ValueError as error:
+        return None, [wrong("settings", str(error), "see `dataplane config --schema`")]
+    read = [
+        *settings_of(Config, environment, config),
+        *settings_of(GatewayConfig, environment, gateway),
+    ]
+    unknown = unknown_variables(environment, {each.variable for each in read} | SHELL.keys())
+    given = sorted(each.variable for each in read if each.source == "environment")
+    findings = [fine("settings", f"valid; set here: {', '.join(given) or 'none'}")]
+    findings += [
+        doubtful("settings", f"{variable} is no setting", "is it misspelled? Nothing reads it")
+        for variable in unknown
+    ]
+    return config, findings

@@ -1,0 +1,1 @@
+"""Commands that look at a plane, and what they draw."""

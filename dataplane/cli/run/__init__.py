@@ -1,0 +1,1 @@
+"""Commands that run a plane and say who may call it."""

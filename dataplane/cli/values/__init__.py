@@ -1,0 +1,1 @@
+"""Values in files: npz, safetensors, Parquet, Arrow, JSON."""
