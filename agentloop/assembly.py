@@ -26,15 +26,18 @@ from agentloop.tools.registry import make_tools
 from dataplane import AsyncClient, async_connect
 
 
-async def join_plane(plane: PlaneConfig, ray_address: str | None) -> AsyncClient:
-    """A client of a plane that exists already."""
+async def join_plane(
+    plane: PlaneConfig, ray_address: str | None, *, label: str = "agentloop"
+) -> AsyncClient:
+    """A client of a plane that exists already, by the name that traces call it."""
     if ray_address is not None:
         import ray
 
         if not ray.is_initialized():
             init = cast("Callable[..., object]", cast("Any", ray).init)
             await asyncio.to_thread(init, ray_address, log_to_driver=False)
-    return await async_connect(plane.name, address=plane.address, config=plane.settings)
+    named = {"label": label, **plane.settings}
+    return await async_connect(plane.name, address=plane.address, config=named)
 
 
 class NoTokenizer:

@@ -145,13 +145,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         address = context.address_info["address"]
         workers = config.workers.model_copy(update={"kind": "ray"})
         config = config.model_copy(update={"workers": workers})
-    plane = dataplane.init(config.plane.settings, name=config.plane.name)
+    plane: dataplane.Client | None = None
+    if config.plane.address is None:
+        plane = dataplane.init(config.plane.settings, name=config.plane.name)
     try:
         asyncio.run(rollout(config, ray_address=address))
     except (NoWorkers, DatasetError) as error:
         sys.exit(f"agentloop.run: {error}")
     finally:
-        plane.close(destroy=not config.keep)
+        if plane is not None:
+            plane.close(destroy=not config.keep)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The folder of a run: where everything it writes is, held by one process at a time.
 
     metrics.jsonl  picture.png  summary.json  settings.yaml  trainer_meta.json
+    report.html  plane.json
     logs/env.json  logs/trainer.log           trajectories/  model/
     checkpoints/ckpt-step-{n}                 hf/hf-step-{n}
     earlier/{n}/                              what runs wrote that began here before
@@ -23,7 +24,8 @@ from trainer.environment import environment
 
 LOCK: Final = ".lock"
 OF_ONE_RUN: Final = (
-    "metrics.jsonl picture.png summary.json settings.yaml logs trajectories model tensorboard"
+    "metrics.jsonl picture.png report.html plane.json summary.json settings.yaml logs trajectories "
+    "model tensorboard"
 ).split()
 """What is set aside when another run begins in the folder; checkpoints and exports are counted by
 `trainer_meta.json`, and stay."""
@@ -43,6 +45,7 @@ class RunFolder:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.picture = path / "picture.png"
+        self.report = path / "report.html"
         self.summary = path / "summary.json"
         self.settings = path / "settings.yaml"
         self.logs = path / "logs"

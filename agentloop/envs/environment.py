@@ -98,7 +98,7 @@ class Environment:
             if close is not None:
                 await self._bounded("close", close)
         except EnvironmentFailed as error:
-            _log.warning("%s", error)
+            _log.warning("an environment was not closed in order: %s", error)
         finally:
             self._runner.close()
 

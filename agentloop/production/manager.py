@@ -287,7 +287,7 @@ class RolloutManager:
 
     async def _give_up(self, job: GroupJob, reason: str) -> GroupOutcome:
         """The group could not be run: its prompt gets its last status by the task's policy."""
-        _log.error("group %s of task %s failed: %s", job.uid, job.task, reason)
+        _log.warning("group %s of task %s failed: %s", job.uid, job.task, reason)
         keep = self._tasks[job.task].incomplete == "fail"
         with self._clock.call():
             await self._rows.give_up(job.uid, reason, keep=keep)

@@ -161,6 +161,8 @@ class Seats:
                 await self._fill(seat)
                 if seat.worker is None:
                     seat.failures += 1
+            if seat.worker is None:
+                _log.error("a seat stays empty: its worker was lost %d times", seat.failures)
         except Exception:
             _log.exception("a worker cannot be started again")
         finally:
@@ -181,7 +183,7 @@ class Seats:
                 await worker.close()
                 raise
         except (WorkerLost, WorkerError) as error:
-            _log.error("a worker could not be started: %s", error)
+            _log.warning("a worker could not be started: %s", error)
             return
         seat.worker = worker
         seat.filled += 1

@@ -74,7 +74,7 @@ async def open_rollouts(
     tasks = [*config.tasks, *config.eval_tasks, *(t for some in shown.values() for t in some)]
     datasets = await _datasets(tasks, tokenizer)
     async with AsyncExitStack() as resources:
-        client = await join_plane(where, ray_address)
+        client = await join_plane(where, ray_address, label="rollouts")
         resources.push_async_callback(client.close)
         reader = await asyncio.to_thread(
             dataplane.connect, where.name, address=where.address, config=where.settings

@@ -254,13 +254,14 @@ class ReportSection(Section):
     """Where values are logged."""
 
     trackers: tuple[Tracker, ...] = (KindSection(kind="jsonl"),)
-    """`jsonl`, `tensorboard`, `wandb`, `trackio`, with settings as {wandb: {project: …}}."""
+    """`jsonl`, `tensorboard`, `wandb`, `trackio`, `prometheus`, with settings as
+    {wandb: {project: …}}."""
     all_workers: bool = False
     """Log the values of every rank, and not of rank 0 alone."""
 
     @model_validator(mode="after")
     def _known(self) -> ReportSection:
-        known = ("jsonl", "tensorboard", "wandb", "trackio")
+        known = ("jsonl", "tensorboard", "wandb", "trackio", "prometheus")
         for tracker in self.trackers:
             if tracker.kind not in known:
                 raise ValueError(f"trackers: {tracker.kind!r} is none of {', '.join(known)}")

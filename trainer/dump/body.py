@@ -63,7 +63,9 @@ class DumpBody:
         When it returns the rows are needed no longer.
         """
         try:
-            rows = read_rows(self._joined(), request)
+            client = self._joined()
+            with client.stage("dump"):
+                rows = read_rows(client, request)
         except Exception as error:
             self._failed(f"{request.file_name} could not be read", error)
             return self._told()
@@ -93,7 +95,7 @@ class DumpBody:
         if self._client is None:
             plane = self._plane
             self._client = dataplane.connect(
-                plane.name, address=plane.address, config=dict(plane.settings)
+                plane.name, address=plane.address, config={"label": "dump", **plane.settings}
             )
         return self._client
 

@@ -9,11 +9,12 @@ Protocol, policy versions in tags, and the stages.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from dataplane import PartitionNotFound
+from dataplane import DataplaneError, PartitionNotFound, keep_record, write_report
 from trainer import debug_rollout
 from trainer.checkpoint import Checkpoint, restore_random_states
 from trainer.config import RunSettings
@@ -25,6 +26,11 @@ from trainer.loop.warm_up import warm_up
 from trainer.report import draw_picture, plane_share
 from trainer.rollouts import OpenRollouts
 from trainer.run_folder import RunFolder
+
+_log = logging.getLogger(__name__)
+
+RECORD_S = 20.0
+"""How long the plane may take to tell what a report tells of it."""
 
 
 async def train(
@@ -43,12 +49,20 @@ async def train(
         DataplaneError: the plane failed a stage; likewise.
     """
     began = time.monotonic()
-    async with opened(
-        settings, folder, open_rollouts=open_rollouts, model_path=model_path, resume=resume
-    ) as parts:
-        await _begin(parts, resume)
-        records = await _steps(parts)
-        left = await _rows_left(parts)
+    try:
+        async with opened(
+            settings, folder, open_rollouts=open_rollouts, model_path=model_path, resume=resume
+        ) as parts:
+            try:
+                await _begin(parts, resume)
+                records = await _steps(parts)
+                left = await _rows_left(parts)
+            finally:
+                await _keep_record(parts)
+    except BaseException:
+        # What is known of a run that failed is what is asked for.
+        await asyncio.to_thread(_report, folder)
+        raise
     share = plane_share([r.plane_s for r in records], [r.times["step"] for r in records])
     summary = {
         **_rewards(parts),
@@ -60,6 +74,7 @@ async def train(
     }
     folder.write_summary(summary)
     await asyncio.to_thread(draw_picture, folder.metrics, folder.picture, title=settings.name)
+    await asyncio.to_thread(_report, folder)
     parts.progress.say(str(share))
     return summary
 
@@ -172,6 +187,23 @@ async def _export_last(parts: Parts) -> None:
     exported = stages.due(parts.standing.step, interval)
     if stages.due(parts.standing.step, interval, last=True) and not exported:
         await stages.export(parts)
+
+
+async def _keep_record(parts: Parts) -> None:
+    """Write down what the plane knows of itself, before it ends. Never a reason to fail."""
+    try:
+        record = await parts.client.record(timeout=RECORD_S)
+        await asyncio.to_thread(keep_record, record, parts.folder.path)
+    except (DataplaneError, OSError) as error:
+        _log.warning("the report will not tell of the plane: %s", error)
+
+
+def _report(folder: RunFolder) -> None:
+    """Write the page about the run. Never a reason to fail."""
+    try:
+        write_report(folder.report, run=folder.path)
+    except Exception:  # of whatever kind: the run is what counts
+        _log.exception("no report was written")
 
 
 def _rewards(parts: Parts) -> dict[str, float]:

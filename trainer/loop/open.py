@@ -52,8 +52,9 @@ async def opened(
         stack.callback(plane.close, destroy=settings.plane.address is None)
         if resume is not None and resume.plane is not None:
             await asyncio.to_thread(plane.load_checkpoint, resume.plane)
+        named = {"label": "trainer", **address.settings}
         client = await stack.enter_async_context(
-            await async_connect(address.name, address=address.address, config=address.settings)
+            await async_connect(address.name, address=address.address, config=named)
         )
         ranks = await _start_ranks(settings, model_path, address)
         stack.push_async_callback(ranks.close)

@@ -85,7 +85,9 @@ async def take(parts: Parts, record: StepRecord, lane: Lane, batch_size: int) ->
     record.sample = sample
     record.plane["sample"] = lane.buffer.plane_time_s - before
     try:
-        with record.clock.timed("plan"):
+        uids = [group.uid for group in sample.groups]
+        span = parts.client.span("plan", lane.controller.partition_id, uids=uids)
+        with record.clock.timed("plan"), span:
             record.batch = lane.controller.batch(
                 sample.groups, record.step, raw_rewards=record.raw_rewards
             )

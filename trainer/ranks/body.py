@@ -84,6 +84,10 @@ class RankBody:
             DataplaneError: of a get or a put, such as KeyNotFound for a row that was cleared.
             PeerFailed: any of that on another rank.
         """
+        with self._client.stage("update_actor"):
+            return self._fit(work)
+
+    def _fit(self, work: RankWork) -> RankReport:
         time = PlaneTime()
         with self.together.step():
             loss = self._loss()
@@ -111,7 +115,9 @@ class RankBody:
                 # Before weights have moved for the first time, all that is written is there.
                 last = writes.wait if at == 0 else None
                 agreed = self._agreed(next_pack, len(step), last)
-                with agreed.consumed():
+                uids = {work.members[place].uid for pack in step for place in pack}
+                of_step = self._client.span("optimizer_step", work.partition_id, uids=uids)
+                with agreed.consumed(), of_step:
                     steps.append(self._trainee.train_step(agreed, global_tokens=tokens[at]))
             metrics = observed.reduced(self._peers)
         finally:

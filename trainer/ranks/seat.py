@@ -91,7 +91,8 @@ class Seat:
         plane = settings.plane
         with ExitStack() as stack:
             stack.callback(peers.close)
-            client = dataplane.connect(plane.name, address=plane.address, config=plane.settings)
+            named = {"label": f"actor dp{topology.dp_rank(rank)}", **plane.settings}
+            client = dataplane.connect(plane.name, address=plane.address, config=named)
             stack.callback(client.close)
             self._body = RankBody(settings, peers, client, topology=topology, stages=stages)
             stack.pop_all()  # the body's from now on

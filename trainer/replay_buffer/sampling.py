@@ -146,7 +146,7 @@ class Search:
             lost = await clear_groups(self._source, gone, self._prompts.part(keys))
             self._prompts.drop(keys)
             if lost is not None:
-                _log.warning("groups to be evicted were somebody else's by then: %s", lost)
+                _log.info("groups to be evicted were somebody else's by then: %s", lost)
 
     async def _refill(self, decision: Decision) -> None:
         refill = self._source.refill

@@ -17,6 +17,7 @@ from trainer.report.opening import open_trackers
 from trainer.report.picture import draw_picture
 from trainer.report.plane_share import PlaneShare, plane_share
 from trainer.report.progress import Progress
+from trainer.report.prometheus import prometheus
 from trainer.report.services import trackio, wandb
 from trainer.report.step_line import StepLine
 from trainer.report.tensorboard import tensorboard
@@ -38,6 +39,7 @@ __all__ = [
     "jsonl",
     "open_trackers",
     "plane_share",
+    "prometheus",
     "read_metrics",
     "step_values",
     "tensorboard",

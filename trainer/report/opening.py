@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainer.report.jsonl import jsonl
+from trainer.report.prometheus import prometheus
 from trainer.report.services import trackio, wandb
 from trainer.report.tensorboard import tensorboard
 from trainer.report.tracker import Tracker, Trackers
@@ -28,7 +29,8 @@ def open_trackers(
 
     Args:
         wanted: Kind and settings of each: `jsonl` and `tensorboard` (`path`), `wandb` (`project`,
-            `name`, `run_id`, `offline`), `trackio` (`project`, `name`).
+            `name`, `run_id`, `offline`), `trackio` (`project`, `name`), `prometheus` (`port`,
+            `host`).
         folder: Of the run. A `path` is taken from here; `metrics.jsonl`, `tensorboard` if none is
             given.
         name: Of the run, for services.
@@ -46,6 +48,7 @@ def open_trackers(
         "tensorboard": lambda options: tensorboard(root / _path(options, "tensorboard")),
         "wandb": lambda options: wandb(**{**here, **options}),
         "trackio": lambda options: trackio(**{**service, **options}),
+        "prometheus": lambda options: prometheus(**options),
     }
     made: dict[str, Tracker] = {}
     try:
