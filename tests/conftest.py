@@ -28,7 +28,7 @@ KINDS = ("embedded-sync", "embedded-async", "memory", "ray", "ray-remote")
 
 OUTSIDE = frozenset(
     f"test_{name}.py"
-    for name in "claim dtypes errors get groups list objects put wait watch".split()
+    for name in "claim dtypes errors get groups inspection list objects put wait watch".split()
 )
 """What of the contract is tried through a gateway too; the rest is about what lies behind it."""
 

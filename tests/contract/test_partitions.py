@@ -395,7 +395,7 @@ def test_a_clear_that_is_under_way_never_touches_the_partition_that_comes_after(
         tags = plane.server.tags
 
         async def clear_too_late(
-            store: Any, partition: Any, predicate: Any, commit: Any, worst: Any
+            store: Any, partition: Any, predicate: Any, commit: Any, *rest: Any
         ) -> int:
             def dropped_first(found: Any) -> None:
                 tags.partitioning.drop("p")
@@ -403,7 +403,7 @@ def test_a_clear_that_is_under_way_never_touches_the_partition_that_comes_after(
                 tags.putting.put("another", meta.pack(), b"\x80" * 2, None, "")
                 commit(found)
 
-            return await clear_where(store, partition, predicate, dropped_first, worst)
+            return await clear_where(store, partition, predicate, dropped_first, *rest)
 
         monkeypatch.setattr("dataplane.server.tag_service.clear_where", clear_too_late)
         client.kv_batch_put(["k0", "k1", "k2"], "p", {"x": torch.zeros(3)}, [{"v": 1}] * 3)

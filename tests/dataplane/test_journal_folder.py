@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from dataplane.cli.main import app
 from dataplane.errors import (
-    CheckpointDamaged,
     InvalidRequest,
     JournalDamaged,
     PermissionDenied,
@@ -209,7 +208,7 @@ def test_a_torn_end_of_the_last_file_is_cut_off_and_said(
     for cut in range(len(head_bytes_of(last)), len(whole)):
         last.write_bytes(whole[:cut])
         caplog.clear()
-        with caplog.at_level(logging.WARNING):
+        with caplog.at_level(logging.INFO, "dataplane.journal"):
             journal, replay = opened(tmp_path)
         journal.close()
         there = read(last)[1]
@@ -464,4 +463,4 @@ def test_the_command_knows_a_checkpoint(tmp_path: Path, plane_settings: dict[str
     manifest.write_bytes(manifest.read_bytes() + b" ")
     said = CliRunner().invoke(app, ["verify", str(saved)])
     assert said.exit_code == 1
-    assert isinstance(said.exception, CheckpointDamaged)
+    assert "manifest.json" in said.output

@@ -20,7 +20,24 @@ from dataplane.gateway.access.tokens import split_token
 from dataplane.gateway.trajectory.ingest import ingest
 from dataplane.gateway.trajectory.sequences import IngestRules
 from dataplane.protocol.cells import arrays_of, cells_of, shape_from
+from dataplane.protocol.reports import (
+    claim_to,
+    claims_from,
+    key_from,
+    key_to,
+    stats_from,
+    stats_to,
+    store_to,
+    stores_from,
+    tally_from,
+    tally_to,
+    task_from,
+    task_to,
+    waiter_from,
+    waiter_to,
+)
 from dataplane.protocol.status import ERROR_KEY, error_of, trailers_of
+from dataplane.protocol.traces import row_from, row_to, summary_to, trace_from
 from dataplane.protocol.values import (
     from_value,
     pack_object,
@@ -322,6 +339,74 @@ def _cells_plants(data: bytes, payload: bytes) -> Iterator[bytes]:
 
 # -- what a gateway answers --------------------------------------------------------------------
 
+ANSWERS: list[type[Any]] = [
+    pb.InspectResponse, pb.TallyResponse, pb.GetStatsResponse, pb.ListClaimsResponse,
+    pb.ListWaitersResponse, pb.ListHoldingsResponse, pb.TraceResponse, pb.GetStatusResponse,
+]  # fmt: skip
+"""What an operator is told, in messages that are made into reports."""
+
+
+def _answered(data: bytes) -> Message | None:
+    if not data:
+        return None
+    message: Any = ANSWERS[data[0] % len(ANSWERS)]()
+    try:
+        message.ParseFromString(data[1:])
+    except DecodeError:
+        return None
+    return message
+
+
+def _reports(data: bytes) -> None:
+    match _answered(data):
+        case pb.InspectResponse() as answer:
+            for row in answer.rows:
+                key_to(key_from(row))
+        case pb.TallyResponse() as answer:
+            tally_to(tally_from("p", answer))
+        case pb.GetStatsResponse() as answer:
+            stats_to(stats_from("p", answer))
+        case pb.ListClaimsResponse() as answer:
+            for claim in claims_from(answer.claims):
+                assert list(claim_to(claim))
+            for task in answer.tasks:
+                assert task_to(task_from(task)).lag == task.lag
+        case pb.ListWaitersResponse() as answer:
+            for waiter in answer.waiters:
+                assert waiter_to(waiter_from(waiter)).kind == waiter.kind
+        case pb.ListHoldingsResponse() as answer:
+            for store in stores_from([answer.store]):
+                assert list(store_to(store))
+        case pb.TraceResponse() as answer:
+            summary_to(trace_from(answer.summary, answer.rows, "u", None))
+            for row in answer.rows:
+                row_to(row_from(row))
+        case pb.GetStatusResponse() as answer:
+            from_value(pb.Value(map_value=answer.status))
+        case _:
+            pass
+
+
+def _reports_seeds() -> Iterator[bytes]:
+    for number, cls in enumerate(ANSWERS):
+        yield bytes([number]) + cls().SerializeToString()
+        yield bytes([number]) + messages.filled(cls(), 3).SerializeToString()
+
+
+def _reports_mutation(data: bytes, chance: random.Random) -> bytes:
+    message = _answered(data)
+    if message is None or chance.random() < 0.2:
+        return trees.flipped(data, chance)
+    messages.mutate(message, chance)
+    return data[:1] + message.SerializeToString()
+
+
+def _reports_plants(data: bytes, payload: bytes) -> Iterator[bytes]:
+    message = _answered(data)
+    if message is not None:
+        for _ in messages.planted(message, payload):
+            yield data[:1] + message.SerializeToString()
+
 
 def _status(data: bytes) -> None:
     codes = list(grpc.StatusCode)
@@ -439,6 +524,10 @@ TARGETS = [
     Target(
         "proto-cells", _cells, _cells_seeds, (DataplaneError,), mutate=_cells_mutation,
         plant=_cells_plants, max_len=32 * KiB, limit_bytes=64 * MiB,
+    ),
+    Target(
+        "proto-reports", _reports, _reports_seeds, (InvalidRequest,), mutate=_reports_mutation,
+        plant=_reports_plants,
     ),
     Target(
         "proto-status", _status, _status_seeds, (), mutate=_status_mutation, plant=_status_plants,

@@ -134,6 +134,7 @@ class _Service:
 
     plane_id = "0123456789abcdef"
     secret = SECRET
+    meter = None
 
     def __init__(self) -> None:
         self.verbs: dict[str, Any] = {"echo": self._echo, "parts": self._parts, "late": self._late}

@@ -93,7 +93,7 @@ async def test_a_request_whose_connection_is_lost_at_once_is_dropped_without_a_w
     def gone(connection: Connection, *, stopped: bool) -> None:
         pass
 
-    service: Any = SimpleNamespace(verbs={"verb": verb}, gone=gone)
+    service: Any = SimpleNamespace(verbs={"verb": verb}, gone=gone, meter=None)
     connection: Any = Connection(service, local=True)
     connection.client_id = "client"
     with warnings.catch_warnings(record=True) as said:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,14 @@ class NotingClient:
         with self._lock:
             self.puts.append((list(keys), set(fields)))
         return done
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        return self._client.stage(name)
+
+    def span(
+        self, name: str, partition_id: str, *, uids: Iterable[str]
+    ) -> AbstractContextManager[None]:
+        return self._client.span(name, partition_id, uids=uids)
 
     def close(self) -> None:
         self._client.close()

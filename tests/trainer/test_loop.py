@@ -72,6 +72,14 @@ def test_the_summary_says_what_came_of_it(finished: tuple[Path, str]) -> None:
     assert "plane:" in finished[1]
 
 
+def test_a_page_tells_of_the_run_and_of_its_plane(finished: tuple[Path, str]) -> None:
+    page = (finished[0] / "run" / "report.html").read_text()
+    assert "up to step 4" in page
+    assert "train: 1" in page or "train: 2" in page  # groups of the plane, which has ended
+    assert "is remembered" not in page
+    assert SECRET not in page
+
+
 def test_every_step_is_logged_under_the_names_of_8_8(finished: tuple[Path, str]) -> None:
     steps = values_of(finished[0])
     assert list(steps) == [1, 2, 3, 4]

@@ -155,6 +155,20 @@ TABLE: dict[str, Row] = {
         lambda at: pb.GetOutcomeRequest(client_id=at.caller.client_id, number=1),
         names_partition=False,
     ),
+    "GetStatus": Row(EVERYBODY, lambda _: pb.GetStatusRequest(), names_partition=False),
+    "Inspect": Row(set(ROLES), _ask(pb.InspectRequest, keys=["a", "nobody"])),
+    "Tally": Row(set(ROLES), _ask(pb.TallyRequest)),
+    "GetStats": Row(set(ROLES), _ask(pb.GetStatsRequest)),
+    "ListClaims": Row(set(ROLES), _ask(pb.ListClaimsRequest)),
+    "ListWaiters": Row(EVERYBODY, lambda _: pb.ListWaitersRequest(), names_partition=False),
+    "ListHoldings": Row(set(), lambda _: pb.ListHoldingsRequest(), names_partition=False),
+    "FindRevision": Row(EVERYBODY, lambda _: pb.FindRevisionRequest(), names_partition=False),
+    "Trace": Row(set(ROLES), _ask(pb.TraceRequest)),
+    "EnterStage": Row(
+        EVERYBODY,
+        lambda at: pb.EnterStageRequest(client_id=at.caller.client_id, stage="rollout"),
+        names_partition=False,
+    ),
 }
 
 UNKNOWN_AT_FIRST = {"GetOutcome"}
@@ -238,6 +252,7 @@ async def world(serve: Serve, callers: Callers, plane: Plane, tmp_path: Path) ->
     path = tmp_path / "tokens.json"
     tokens = {role: add_token(path, role, role, partition=HERE).text for role in ROLES}
     tokens["elsewhere"] = add_token(path, "elsewhere", "admin", partition=THERE).text
+    tokens["everywhere"] = add_token(path, "everywhere", "admin").text
     tokens["expired"] = add_token(path, "expired", "admin", expires_s=1.0).text
     tokens["wrong"] = tokens["admin"][:-3] + "AAA"
     gateway = await serve(token_file=path)
@@ -254,9 +269,9 @@ def test_every_call_has_a_row() -> None:
 
 @pytest.mark.parametrize("rpc", RPCS)
 async def test_who_may_make_a_call_and_who_may_not(rpc: str, world: World) -> None:
-    for role in (*ROLES, "elsewhere"):
+    for role in (*ROLES, "elsewhere", "everywhere"):
         world.restore()
-        allowed = role in TABLE[rpc].who
+        allowed = role in TABLE[rpc].who or role == "everywhere"
         message = world.make(rpc, role, HERE, prepared=allowed)
         before = world.revision()
         ended = await end_of(world.callers[role], rpc, message)
@@ -307,4 +322,15 @@ async def test_what_is_told_of_the_plane_is_of_what_the_caller_sees(world: World
             assert set(listed.partitions) == {HERE}
         told = await caller.call("Explain", pb.ExplainRequest())
         assert not re.search("hidden|secret", str(told))
+        told = await caller.call("GetStatus", pb.GetStatusRequest())
+        assert set(told.status.entries["partitions"].map_value.entries) <= {HERE, THERE}
+        assert not re.search("hidden|secret", str(told))
+        for rpc, message in (
+            ("ListClaims", pb.ListClaimsRequest()),
+            ("ListWaiters", pb.ListWaitersRequest()),
+            ("Trace", pb.TraceRequest()),
+        ):
+            answers = getattr(caller.stub, rpc)(message, timeout=20, metadata=caller.metadata)
+            said = [str(answer) async for answer in answers]
+            assert not re.search("hidden|secret", "".join(said)), (role, rpc)
     world.plane.client.kv_drop_partition("hidden")

@@ -86,13 +86,16 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 # ---- every call, every role -------------------------------------------------------------------
 
-_LOOK = {"List", "ListPartitions", "GetRows", "Wait", "Watch", "Explain"}
-_OWN = {"Describe", "Attend", "GetOutcome"}
+_LOOK = {
+    "List", "ListPartitions", "GetRows", "Wait", "Watch", "Explain", "GetStatus", "Inspect",
+    "Tally", "GetStats", "ListClaims", "ListWaiters", "FindRevision", "Trace",
+}  # fmt: skip
+_OWN = {"Describe", "Attend", "GetOutcome", "EnterStage"}
 _CLAIM = {"Claim", "Commit", "Release"}
 _PUT = {
     "PutRows", "GetPutProgress", "PutTags", "PutTrajectories", "BeginGroup", "EndGroup",
 }  # fmt: skip
-_ADMIN = {"Clear", "CreatePartition", "SealPartition", "DropPartition"}
+_ADMIN = {"Clear", "CreatePartition", "SealPartition", "DropPartition", "ListHoldings"}
 MAY = {
     "none": set[str](),
     "reader": _OWN | _LOOK,
@@ -280,6 +283,7 @@ async def test_tokens_are_in_no_log_no_error_and_no_repr(
 async def test_refused_calls_are_logged_now_and_then(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "dataplane.gateway")  # to refuse somebody is no trouble
     for _ in range(5):
         await world.ask("List")
     world.time.now += 10

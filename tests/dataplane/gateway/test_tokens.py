@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dataplane.cli.tokens import expiry, tokens
+from dataplane.cli.run.tokens import expiry, tokens
 from dataplane.errors import InvalidRequest
 from dataplane.gateway.access.limits import Limits
 from dataplane.gateway.access.redaction import RedactTokens, redact
@@ -441,7 +441,7 @@ def test_tokens_are_taken_out_of_what_a_handler_logs() -> None:
 
 
 def run(*args: str) -> Any:
-    return CliRunner().invoke(tokens, list(args))
+    return CliRunner().invoke(tokens, list(args), env={"COLUMNS": "200"})
 
 
 def test_the_command_makes_shows_and_revokes(path: Path) -> None:

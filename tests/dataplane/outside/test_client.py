@@ -475,3 +475,18 @@ def test_settings_of_a_certificate_are_whole_or_none() -> None:
 
 def test_all_clients_of_a_process_share_one_loop() -> None:
     assert calling_loop() is calling_loop()
+
+
+def test_a_client_may_be_collected_while_another_begins_a_call() -> None:
+    """The collector runs where it likes: its finalizer begins a call in the midst of one."""
+    loop = calling_loop()
+
+    async def nothing() -> int:
+        return 7
+
+    def within() -> int:
+        with loop._lock:
+            return loop.start(nothing()).result(10.0)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(within).result(20.0) == 7
