@@ -46,7 +46,7 @@ class ParquetWriter:
         schema: Schema,
         *,
         compression: str = "snappy",
-        use_dictionary: bool = True,
+        use_dictionary: bool | Sequence[str] = True,
         write_statistics: bool = True,
     ) -> None: ...
     def write_batch(self, batch: RecordBatch, row_group_size: int | None = None) -> None: ...
