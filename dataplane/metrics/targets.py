@@ -1,6 +1,6 @@
 """Where the endpoints of a plane are: a small file of each process in the plane's runtime folder.
 
-    <runtime folder>/metrics-<role>.json    [{"targets": ["127.0.0.1:9400"], "labels": {…}}]
+    <runtime folder>/metrics-<role>.json    [{"targets": ["127.0.0.1:9464"], "labels": {…}}]
 
 The form is that of Prometheus' `file_sd_configs`. The tag store's endpoint says the same of all
 nodes, for `http_sd_configs`.
