@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+PACKAGE: Final = "rl-dataplane"
+"""As it is installed."""
 
 
 @cache
 def release() -> str:
     """The version of the installed package; `unknown` where it was not installed."""
     try:
-        return version("rl-dataplane")
+        return version(PACKAGE)
     except PackageNotFoundError:
         return "unknown"

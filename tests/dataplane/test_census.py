@@ -14,7 +14,6 @@ from dataplane.tags.explain.clients import Clients
 from dataplane.tags.history import History
 from dataplane.tags.placement import Placement
 from dataplane.tags.query import compile_where
-from dataplane.tags.rows import Row
 from dataplane.tags.store import TagStore
 from dataplane.tags.tally import SAMPLE, Tally, cells_of, row_bytes
 from tests.dataplane.audit import Blocks, put, rows_of
@@ -95,6 +94,7 @@ def test_a_tally_is_what_a_clear_removes(seed: int, where: Any) -> None:
     matching = [
         row for row in rows_of(store, "p").values() if predicate(row.tags) and row.revision <= until
     ]
+    nbytes = sum(sum(run.rows["p"][row.key][1].values()) for row in matching)
     steps = tally.take()
     next(steps, None)
     for _ in range(20):  # it is of the moment in which it began
@@ -103,7 +103,7 @@ def test_a_tally_is_what_a_clear_removes(seed: int, where: Any) -> None:
         pass
     told = tally.told()
     assert told["rows"] == len(matching)
-    assert told["payload_bytes"] == sum(map(row_bytes, matching)) or run.dead
+    assert told["payload_bytes"] == nbytes
     assert told["tag_bytes"] == sum(row.tag_bytes for row in matching)
     assert set(told["sample"]) <= {row.key for row in matching}
     assert len(told["sample"]) == min(SAMPLE, len(matching))
@@ -170,4 +170,3 @@ def test_so_many_statuses_are_not_all_told() -> None:
     statuses = tally.told()["statuses"]
     assert len(statuses) == len(census.told(NOBODY)["statuses"]) == 65
     assert statuses["(others)"][0] == 500 - 64
-    assert all(type(row) is Row for row in rows_of(store, "p").values())

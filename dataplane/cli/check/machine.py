@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 from dataplane.cli.check.findings import Finding, doubtful, fine, wrong
 from dataplane.cli.shown import bytes_text, count_text
 from dataplane.errors import DataplaneError
+from dataplane.release import PACKAGE
 
 if TYPE_CHECKING:
     from dataplane.config import Config
 
-PACKAGE: Final = "rl-dataplane"
 LOOKED_AT: Final = ("torch", "ray", "pyarrow", "grpcio", "numpy", "msgpack", "uvloop", "pydantic")
 """The dependencies that a line is worth."""
 PYTHONS: Final = ((3, 11), (3, 13))

@@ -4,8 +4,7 @@ this: an effect whose outcome was asked for, and that had none, never will have 
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from typing import Any, Final
+from typing import Any
 
 from dataplane.client.core import Core
 from dataplane.client.effects import Verb
@@ -19,10 +18,9 @@ from dataplane.gateway.config import GatewayConfig
 from dataplane.gateway.producers import check_client_id, plane_client_id
 from dataplane.gateway.service import Handler
 from dataplane.protocol.values import tags_to, to_value
+from dataplane.release import release
 from dataplane.types import Explanation
 from dataplane.v1 import dataplane_pb2 as pb
-
-PACKAGE: Final = "rl-dataplane"
 
 
 class Explaining:
@@ -30,7 +28,7 @@ class Explaining:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._longest_s = config.max_call_s
-        self._version = version(PACKAGE)
+        self._version = release()
         self._limits = pb.Limits(
             max_message_bytes=config.max_message_bytes,
             max_put_bytes=config.max_put_bytes,
