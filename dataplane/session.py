@@ -20,8 +20,9 @@ from dataplane.client.results import Listing, Rows
 from dataplane.client.sync import Client
 from dataplane.client.tags import Where
 from dataplane.config import Config
-from dataplane.errors import InvalidRequest, PlaneLost
+from dataplane.errors import PlaneLost
 from dataplane.lineage.rows import Trace
+from dataplane.settings import checked
 from dataplane.types import (
     Change,
     Claim,
@@ -498,10 +499,7 @@ def settings_of(config: Config | Mapping[str, Any] | None) -> Config:
     """The settings that a caller gave, checked."""
     if isinstance(config, Config):
         return config
-    try:
-        return Config(**(config or {}))
-    except ValueError as error:
-        raise InvalidRequest(f"settings: {error}") from None
+    return checked(Config, config or {})
 
 
 def is_gateway(address: str | None) -> bool:

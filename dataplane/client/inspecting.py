@@ -175,7 +175,7 @@ def _look(core: Core, store_id: str, deadline: float) -> Verb[tuple[tuple[Any, A
     """What a value store says it holds, and which of its blocks the tag store does not know."""
     soon = min(deadline, time.monotonic() + PATIENCE_S)
     store = core.stores[store_id]
-    counts, held, blocks = (yield from ask_again(core, "holdings", [True], soon, store)).body
+    counts, held, blocks = (yield from ask_again(core, "holdings", [], soon, store)).body
     unknown: list[int] = []
     if np.frombuffer(blocks, np.int64).size:
         body = [store_id, blocks]

@@ -23,7 +23,6 @@ from dataplane.errors import (
     DataplaneError,
     DeadlineExceeded,
     InternalError,
-    InvalidRequest,
     PlaneLost,
     from_wire,
     to_wire,
@@ -34,6 +33,7 @@ from dataplane.gateway.server import GatewayServer
 from dataplane.host.ray import plane as host
 from dataplane.host.ray.ending import end_this_actor
 from dataplane.host.ray.lookup import NAMESPACE, Answer, ray, store_id_of
+from dataplane.settings import checked
 
 log = logging.getLogger("dataplane.gateway")
 
@@ -71,10 +71,7 @@ def start_gateway(
     """
     settings = plane_config or Config()
     if not isinstance(config, GatewayConfig):
-        try:
-            config = GatewayConfig(**(config or {}))
-        except ValueError as error:
-            raise InvalidRequest(f"settings of the gateway: {error}") from None
+        config = checked(GatewayConfig, config or {}, "settings of the gateway")
     joined = host.attach(name, settings)
     node_id: str = ray.get_runtime_context().get_node_id()
     actor = GatewayActor.options(

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from dataplane.errors import InvalidRequest
 from dataplane.logs.options import LogFormat, LogLevel
 
 
@@ -66,6 +65,7 @@ def gateway(
     from dataplane import session
     from dataplane.gateway.config import GatewayConfig
     from dataplane.gateway.process import run_until_signalled
+    from dataplane.settings import checked
 
     given: dict[str, Any] = {
         "listen": listen or None,
@@ -79,10 +79,8 @@ def gateway(
         "metrics_port": metrics_port,
         "metrics_host": metrics_host,
     }
-    try:
-        config = GatewayConfig(**{k: v for k, v in given.items() if v is not None})
-    except ValueError as error:
-        raise InvalidRequest(f"settings of the gateway: {error}") from None
+    given = {k: v for k, v in given.items() if v is not None}
+    config = checked(GatewayConfig, given, "settings of the gateway")
     settings = {"runtime_dir": runtime_dir, "log_level": log_level, "log_format": log_format}
     plane_config = session.settings_of({k: v for k, v in settings.items() if v is not None})
     joined = session.join(name, address, plane_config)

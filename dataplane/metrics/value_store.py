@@ -5,33 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dataplane.metrics.reading import Reading
-from dataplane.server.slices import Slices, WorstSlice
 
 if TYPE_CHECKING:
     from dataplane.server.value_service import ValueService
-
-STEP = 512
-"""Blocks looked at before others may run."""
 
 
 async def read_values(service: ValueService) -> Reading:
     """All that is told of it."""
     store, reading = service.store, Reading()
     name = store.store_id
-    blocks: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    slices = Slices(WorstSlice())
-    for number, (state, nbytes) in enumerate(store.blocks.states()):
-        blocks[state] = blocks.get(state, 0) + 1
-        sizes[state] = sizes.get(state, 0) + nbytes
-        if not number % STEP:
-            await slices.breathe()
+    blocks, sizes = store.blocks.counts(), store.blocks.state_bytes()
     # What is held for groups is kept as blocks that nobody writes.
-    blocks["reserved"] = max(0, blocks.get("reserved", 0) - store.holds.pieces)
-    sizes["reserved"] = max(0, sizes.get("reserved", 0) - store.holds.pooled_bytes)
+    blocks["reserved"] = max(0, blocks["reserved"] - store.holds.pieces)
+    sizes["reserved"] = max(0, sizes["reserved"] - store.holds.pooled_bytes)
     for state in ("reserved", "publishing", "published", "dead"):
-        reading.set("store_blocks", blocks.get(state, 0), name, state)
-        reading.set("store_block_bytes", sizes.get(state, 0), name, state)
+        reading.set("store_blocks", blocks[state], name, state)
+        reading.set("store_block_bytes", sizes[state], name, state)
     reading.set("store_capacity_bytes", store.budget.capacity_bytes, name)
     reading.set("store_segment_bytes", store.segment_bytes, name)
     reading.set("store_segments", len(store.segments), name)

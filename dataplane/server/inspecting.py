@@ -17,6 +17,7 @@ from dataplane.fields import LOST
 from dataplane.server.connection import Connection, Verb
 from dataplane.server.slices import Slices
 from dataplane.tags.census import Census
+from dataplane.tags.claims.leases import Lease
 from dataplane.tags.claims.tasks import Task
 from dataplane.tags.explain.clients import Clients
 from dataplane.tags.groups import Group
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 MAX_KEYS: Final = 1000
 """Keys that are told of at once, with all there is to say of each."""
 MAX_CLAIMS: Final = 10_000
+MAX_CLAIM_KEYS: Final = 250_000
+"""Claims, and keys of all of them, that one answer tells: it travels in a header."""
 MAX_WAITERS: Final = 10_000
 MAX_WHERE: Final = 500
 """Characters of a predicate that are told."""
@@ -132,7 +135,7 @@ class Inspecting:
 
     # -- claims ------------------------------------------------------------------------------
 
-    def _claims(self, connection: Connection, number: int, body: Body) -> None:
+    async def _claims(self, connection: Connection, number: int, body: Body) -> None:
         (partition_id,) = body
         if partition_id is None:
             partitions = list(self._store.partitions.values())
@@ -140,40 +143,48 @@ class Inspecting:
             partitions = [self._store.partition(partition_id)]
         claims: list[dict[str, Any]] = []
         tasks: list[dict[str, Any]] = []
+        keys = 0
+        slices = Slices(self._service.worst)
         for partition in partitions:
-            for task in partition.claims.tasks.values():
+            for task in list(partition.claims.tasks.values()):
                 tasks.append(_task(partition, task))
-                claims += self._of_task(partition, task)
-                if len(claims) > MAX_CLAIMS:
-                    raise InvalidRequest(
-                        f"there are more than {MAX_CLAIMS} claims: ask for one partition"
-                    )
+                for lease in list(task.leases.values()):
+                    keys += len(lease.rows)
+                    if len(claims) == MAX_CLAIMS or keys > MAX_CLAIM_KEYS:
+                        raise InvalidRequest(
+                            f"more than {MAX_CLAIMS} claims or {MAX_CLAIM_KEYS} claimed keys are "
+                            "too much for one answer: ask for one partition"
+                        )
+                    claims.append(self._claim(partition, task, lease))
+                    await slices.breathe()
         connection.reply(number, [tasks, claims])
 
-    def _of_task(self, partition: Partition, task: Task) -> list[dict[str, Any]]:
+    def _claim(self, partition: Partition, task: Task, lease: Lease) -> dict[str, Any]:
         now, clients = self._service.claiming.lease_now, self._clients
-        told: list[dict[str, Any]] = []
-        for lease in task.leases.values():
-            expires_at = lease.expires_at(partition.claims.holders.away)
-            told.append({
-                "partition_id": partition.partition_id,
-                "task": task.name,
-                "claim_id": lease.claim_id,
-                "keys": list(lease.rows),
-                "holders": [clients.about(client_id) for client_id in lease.holders],
-                "age_s": max(0.0, self._service.clock() - lease.at),
-                "lease_s": lease.lease_s,
-                "left_s": None if expires_at is None else max(0.0, expires_at - now),
-            })  # fmt: skip
-        return told
+        expires_at = lease.expires_at(partition.claims.holders.away)
+        return {
+            "partition_id": partition.partition_id,
+            "task": task.name,
+            "claim_id": lease.claim_id,
+            "keys": list(lease.rows),
+            "holders": [clients.about(client_id) for client_id in lease.holders],
+            "age_s": max(0.0, self._service.clock() - lease.at),
+            "lease_s": lease.lease_s,
+            "left_s": None if expires_at is None else max(0.0, expires_at - now),
+        }
 
     # -- who waits ---------------------------------------------------------------------------
 
-    def _waiters(self, connection: Connection, number: int, body: Body) -> None:
+    async def _waiters(self, connection: Connection, number: int, body: Body) -> None:
         if body != []:
             raise InvalidRequest("waiters takes nothing")
         service, clients = self._service, self._clients
         now = asyncio.get_running_loop().time()
+        # What is waited for at this moment; how that is told takes its time.
+        rows = list(service.waiting.waiting())
+        claims = list(service.claiming.waiting())
+        room = list(service.admission.entries())
+        slices = Slices(service.worst)
 
         def told(
             kind: str, client_id: str, partition_id: str, started: float, until: float | None
@@ -187,7 +198,7 @@ class Inspecting:
             }
 
         out: list[dict[str, Any]] = []
-        for client_id, waited in service.waiting.waiting():
+        for client_id, waited in rows:
             out.append({
                 **told(
                     waited.kind, client_id, waited.partition_id, waited.started, waited.deadline
@@ -197,7 +208,8 @@ class Inspecting:
                 "fields": list(waited.fields),
                 "grouped": waited.grouped,
             })  # fmt: skip
-        for client_id, want, started, deadline in service.claiming.waiting():
+            await slices.breathe()
+        for client_id, want, started, deadline in claims:
             out.append({
                 **told("claim", client_id, want.partition_id, started, deadline),
                 "count": want.count,
@@ -206,8 +218,10 @@ class Inspecting:
                 "fields": sorted(want.condition.fields),
                 "grouped": want.condition.grouped,
             })  # fmt: skip
-        for partition_id, client_id, started, until in service.admission.entries():
+            await slices.breathe()
+        for partition_id, client_id, started, until in room:
             out.append(told("room", client_id, partition_id, started, until))
+            await slices.breathe()
         out.sort(key=lambda each: -each["waited_s"])
         connection.reply(number, out[:MAX_WAITERS])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from dataplane.codec.template import Templates
 from dataplane.errors import DataplaneError, InvalidRequest
 from dataplane.server.connection import Connection, Payload, Verb
 from dataplane.server.repacking import IN_DOUBT, Repacking
+from dataplane.server.slices import Slices, WorstSlice
 from dataplane.values.blocks import Extent
 from dataplane.values.holds import Draw
 from dataplane.values.store import ValueStore
@@ -28,6 +30,8 @@ log = logging.getLogger("dataplane.values")
 READ_TIMEOUT_S = 30.0
 """How long a read keeps its blocks when its request names no deadline."""
 MAX_READ_RUNS = 1 << 20
+BLOCKS_STEP = 1024
+"""Blocks that are listed before others may run."""
 _NONE = set[int]()
 
 Published = Callable[[Any, DataplaneError | None], None]
@@ -298,16 +302,23 @@ class ValueService:
     def _status(self, connection: Connection, number: int, body: Body) -> None:
         connection.reply(number, {**self.store.counts(), "metrics": self.metrics})
 
-    def _holdings(self, connection: Connection, number: int, body: Body) -> None:
-        """What is in use, who holds it, and, if asked, which blocks are published."""
-        (with_blocks,) = body
-        held = [
-            (owner.client_id, owner.label, *rest)
-            for owner, *rest in self.store.blocks.held()
-            if isinstance(owner, Connection)  # else it is what groups have reserved
-        ]
-        blocks = np.array(self.store.blocks.published() if with_blocks else (), np.int64)
-        connection.reply(number, [self.store.counts(), held, blocks.tobytes()])
+    async def _holdings(self, connection: Connection, number: int, body: Body) -> None:
+        """What is in use, who holds it, and which blocks are published."""
+        if body != []:
+            raise InvalidRequest("holdings takes nothing")
+        blocks = self.store.blocks
+        slices = Slices(WorstSlice())
+        held: list[Any] = []
+        for owner, *rest in blocks.held():
+            if isinstance(owner, Connection):  # else it is what groups have reserved
+                held.append((owner.client_id, owner.label, *rest))
+            await slices.breathe()
+        published = array("q")
+        for at, block in enumerate(blocks.published(), 1):
+            published.append(block)
+            if not at % BLOCKS_STEP:
+                await slices.breathe()
+        connection.reply(number, [self.store.counts(), held, published.tobytes()])
 
 
 class _Incoming:

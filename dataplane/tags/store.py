@@ -103,7 +103,8 @@ class TagStore:
 
     def partition(self, partition_id: str) -> Partition:
         """The partition. PartitionNotFound if no put has made it."""
-        partition = self.partitions.get(partition_id)
+        # What is no string, and so no name, may not even be looked up.
+        partition = self.partitions.get(partition_id) if type(partition_id) is str else None
         if partition is None:
             check_name(partition_id, "partition name")
             raise PartitionNotFound(

@@ -127,6 +127,8 @@ class BlockTable:
         self._fit = FirstFit()
         self._known_segments: set[int] = set()
         self._used_bytes = 0
+        self._in_state = {state: [0, 0] for state in State}
+        """How many blocks are in each state, and their bytes."""
         self.pinned_bytes = 0
         """Bytes of all blocks that were ever pinned, each time that they were."""
         self._round = 0
@@ -218,6 +220,7 @@ class BlockTable:
                 impossible.append(block)
                 continue
             self._blocks[block] = _Block(extent, None, State.PUBLISHED)
+            self._count(State.PUBLISHED, 1, extent.nbytes)
             segment.blocks.add(block)
             self._used_bytes += round_up(extent.nbytes)
             self.skip_to(block + 1)
@@ -284,6 +287,7 @@ class BlockTable:
         extent = Extent(self._next_block, segment_id, offset, nbytes)
         self._next_block += 1
         self._blocks[extent.block] = _Block(extent, owner)
+        self._count(State.RESERVED, 1, nbytes)
         segment.blocks.add(extent.block)
         self._owner(owner).reserved.add(extent.block)
         self._used_bytes += round_up(nbytes)
@@ -305,7 +309,7 @@ class BlockTable:
                 f"block {block} is not reserved by this client: its reservation ended, or it was "
                 "published already; put again"
             )
-        found.state = State.PUBLISHING
+        self._turn(found, State.PUBLISHING)
         self._release_reservation(found)
         return found.extent
 
@@ -317,7 +321,7 @@ class BlockTable:
         if found.state is State.RESERVED:
             raise InternalError(f"block {block} was published before it was sealed")
         if found.state is State.PUBLISHING:
-            found.state = State.PUBLISHED
+            self._turn(found, State.PUBLISHED)
             found.round = self._round
         return True
 
@@ -438,8 +442,11 @@ class BlockTable:
         return found.state if found is not None else None
 
     def held(self) -> Iterator[Held]:
-        """What each owner holds, of those that hold anything."""
-        for owner, of in self._owners.items():
+        """What each owner holds, of those that hold anything. For walks in slices."""
+        for owner in list(self._owners):
+            of = self._owners.get(owner)
+            if of is None:
+                continue
             pinned = {block for handle in of.handles for block in self._pins[handle].blocks}
             kept = [entry for b in pinned if (entry := self._blocks[b]).state is State.DEAD]
             yield Held(
@@ -451,27 +458,27 @@ class BlockTable:
                 sum(round_up(entry.extent.nbytes) for entry in kept),
             )
 
-    def published(self) -> list[int]:
-        """The blocks that the tag store holds placements into, as far as is known here."""
-        return [b for b, entry in self._blocks.items() if entry.state is State.PUBLISHED]
+    def published(self) -> Iterator[int]:
+        """The blocks that the tag store holds placements into, as far as is known here. For walks
+        in slices: what happens to the table meanwhile does not end them."""
+        for block in list(self._blocks):
+            entry = self._blocks.get(block)
+            if entry is not None and entry.state is State.PUBLISHED:
+                yield block
 
     @property
     def pins(self) -> int:
         """How many handles are held."""
         return len(self._pins)
 
-    def states(self) -> Iterator[tuple[str, int]]:
-        """The state of each block that is here now, and its bytes. For walks in slices: what
-        happens to the table meanwhile does not end them."""
-        for block in list(self._blocks.values()):
-            yield block.state.value, block.extent.nbytes
+    def state_bytes(self) -> dict[str, int]:
+        """Bytes of the blocks in each state."""
+        return {state.value: nbytes for state, (_, nbytes) in self._in_state.items()}
 
     def counts(self) -> dict[str, int]:
         """How many blocks are in each state, and `pins`: how many handles are held."""
-        counts = {state.value: 0 for state in State} | {"pins": len(self._pins)}
-        for block in self._blocks.values():
-            counts[block.state.value] += 1
-        return counts
+        counts = {state.value: count for state, (count, _) in self._in_state.items()}
+        return counts | {"pins": len(self._pins)}
 
     # -- inside
 
@@ -499,10 +506,21 @@ class BlockTable:
         holder.reserved.discard(block.extent.block)
         self._forget_if_idle(block.owner, holder)
 
+    def _count(self, state: State, blocks: int, nbytes: int) -> None:
+        of = self._in_state[state]
+        of[0] += blocks
+        of[1] += nbytes
+
+    def _turn(self, block: _Block, state: State) -> None:
+        nbytes = block.extent.nbytes
+        self._count(block.state, -1, -nbytes)
+        self._count(state, 1, nbytes)
+        block.state = state
+
     def _end(self, block: _Block) -> None:
         if block.state is State.RESERVED:
             self._release_reservation(block)
-        block.state = State.DEAD
+        self._turn(block, State.DEAD)
         if not block.pins:
             self._free(block)
 
@@ -513,4 +531,5 @@ class BlockTable:
         segment.blocks.discard(extent.block)
         self._offer(segment)
         del self._blocks[extent.block]
+        self._count(block.state, -1, -extent.nbytes)
         self._used_bytes -= round_up(extent.nbytes)

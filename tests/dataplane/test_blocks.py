@@ -495,6 +495,13 @@ class BlocksMachine(RuleBasedStateMachine):
         used = sum(round_up(self.extents[b].nbytes) for b in self.state)
         assert self.table.used_bytes == used
 
+    @invariant()
+    def what_is_counted_by_state_is_there(self) -> None:
+        counts, sizes = self.table.counts(), self.table.state_bytes()
+        for state in State:
+            there = [self.extents[b].nbytes for b, its in self.state.items() if its is state]
+            assert (counts[state.value], sizes[state.value]) == (len(there), sum(there))
+
     def teardown(self) -> None:
         """When everything ended nothing is left: zero bytes, one run of free space each."""
         for owner in OWNERS:

@@ -177,7 +177,7 @@ BODIES: dict[str, list[Any]] = {
     "unpin": [10**9],
     "read": [IDS, b"\0" * 4, b"\0" * 8, b"\0" * 8, 1.0],
     "value_status": [],
-    "holdings": [True],
+    "holdings": [],
 }
 MAY_WAIT = {"wait", "watch", "claim"}
 """Of another partition or number of rows they may ask: then nothing comes of it in time."""

@@ -10,7 +10,7 @@ import typer
 from dataplane.cli.output import Column, Output, OutputOption, print_record, print_table
 from dataplane.cli.reach import AddressOption, NameOption, RayOption, TimeoutOption, reached
 from dataplane.cli.shown import value_text, visible
-from dataplane.errors import DataplaneError, InvalidRequest
+from dataplane.errors import DataplaneError
 
 VALUES = (Column("name", "SETTING"), Column("value"), Column("source", "FROM"))
 SCHEMA = (
@@ -43,14 +43,12 @@ def config(
     from dataplane.cli.check.settings import SHELL, Setting, settings_of, unknown_variables
     from dataplane.config import Config
     from dataplane.gateway.config import GatewayConfig
+    from dataplane.settings import checked
 
     kinds: dict[str, Any] = {"plane": Config, "gateway": GatewayConfig}
     found: dict[str, list[Setting]] = {}
     for of, kind in kinds.items():
-        try:
-            found[of] = settings_of(kind, os.environ, kind())
-        except ValueError as error:
-            raise InvalidRequest(f"settings of the {of}: {error}") from None
+        found[of] = settings_of(kind, os.environ, checked(kind, {}, f"settings of the {of}"))
     known = {each.variable for settings in found.values() for each in settings} | SHELL.keys()
     record: dict[str, Any] = {
         of: [each._asdict() for each in settings] for of, settings in found.items()

@@ -13,6 +13,7 @@ from dataplane.cli.exits import Code
 from dataplane.cli.output import Column, Output, OutputOption, print_rows
 from dataplane.cli.reach import AddressOption, RayOption
 from dataplane.cli.shown import visible
+from dataplane.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from dataplane.config import Config
@@ -84,12 +85,13 @@ def _settings() -> tuple[Config | None, list[Finding]]:
     from dataplane.cli.check.settings import SHELL, settings_of, unknown_variables
     from dataplane.config import Config
     from dataplane.gateway.config import GatewayConfig
+    from dataplane.settings import checked
 
     environment = os.environ
     try:
-        config = Config()
-        gateway = GatewayConfig()
-    except ValueError as error:
+        config = checked(Config, {})
+        gateway = checked(GatewayConfig, {}, "settings of the gateway")
+    except InvalidRequest as error:
         return None, [wrong("settings", str(error), "see `dataplane config --schema`")]
     read = [
         *settings_of(Config, environment, config),

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -117,7 +117,7 @@ def _wake(client: Client, partition: str, count: int) -> Measurement:
     try:
         for i in range(count):
             due.put(i)
-            _until_it_waits(client)
+            _until_it_waits(client, partition)
             began = time.perf_counter()
             client.kv_put("woken", partition, None, {"wake": i})
             at = woken.get(timeout=2 * WAIT_S)
@@ -129,15 +129,12 @@ def _wake(client: Client, partition: str, count: int) -> Measurement:
     return _measurement("put until a waiter is woken", spans, 0)
 
 
-def _until_it_waits(client: Client) -> None:
-    """Give the waiter's request the time to arrive. A plane tells how many wait;
-    a gateway does not, and there a request that comes late is answered late at worst."""
-    waiting: Any = client.status().get("waiting")
+def _until_it_waits(client: Client, partition: str) -> None:
+    """Give the waiter's request the time to arrive."""
     deadline = time.monotonic() + 1.0
-    while waiting is not None and not waiting["rows"] and time.monotonic() < deadline:
-        waiting = client.status().get("waiting")
-    if waiting is None:
-        time.sleep(0.01)
+    while time.monotonic() < deadline:
+        if any(waiter.partition_id == partition for waiter in client.waiters()):
+            return
 
 
 def _timed(act: Callable[[], None]) -> float:

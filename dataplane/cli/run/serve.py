@@ -21,9 +21,9 @@ def serve(
     runtime_dir: Annotated[
         Path | None, typer.Option(help="Folder of sockets, secret and journal.")
     ] = None,
-    shm_dir: Annotated[Path, typer.Option(help="Folder of shared memory, a tmpfs.")] = Path(
-        "/dev/shm"
-    ),
+    shm_dir: Annotated[
+        Path | None, typer.Option(help="Folder of shared memory, a tmpfs; /dev/shm if not set.")
+    ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Port of metrics for Prometheus; none if not set.")
     ] = None,
@@ -39,6 +39,7 @@ def serve(
     """
     from dataplane.config import Config
     from dataplane.host.embedded import serve_until_signalled
+    from dataplane.settings import checked
 
     settings: dict[str, Any] = {
         "capacity_bytes": capacity_bytes,
@@ -50,6 +51,5 @@ def serve(
         "log_level": log_level,
         "log_format": log_format,
     }
-    serve_until_signalled(
-        name, Config(**{k: v for k, v in settings.items() if v is not None}), typer.echo
-    )
+    given = {name: value for name, value in settings.items() if value is not None}
+    serve_until_signalled(name, checked(Config, given), typer.echo)
