@@ -287,6 +287,8 @@ class AsyncClient(AsyncControl, AsyncInspector):
             for store in self._core.stores.values():
                 if store.mappings is not None:
                     store.mappings.close()
+            if self._core.spans is not None:
+                await asyncio.to_thread(self._core.spans.close)
             if self._on_close is not None:
                 self._on_close(destroy)
 

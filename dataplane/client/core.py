@@ -84,10 +84,6 @@ class Core:
         """What the plane keeps of requests, by its setting `lineage`; empty until it was met."""
         self.spans: Spans | None = None
         """What makes spans of its verbs, where its setting `otel` says so."""
-        if config.otel:
-            from dataplane.telemetry.opening import open_spans
-
-            self.spans = open_spans(lambda: joined.plane_id, config.otel_sample)
         self.new_identity()
 
     def new_identity(self) -> None:
@@ -98,6 +94,10 @@ class Core:
         self.recycler = Recycler(self.config.reuse_bytes)
         self.seen = Revision(0, 0)
         self.stores: dict[str, StoreView] = {}
+        if self.config.otel:
+            from dataplane.telemetry.opening import open_spans
+
+            self.spans = open_spans(lambda: self.joined.plane_id, self.config.otel_sample)
 
     def asked_at(self) -> Revision:
         """The revision from which a put that begins now is judged, should it have to be repeated:

@@ -311,6 +311,8 @@ class Client(Control, Inspector):
             for store in self._core.stores.values():
                 if store.mappings is not None:
                     store.mappings.close()
+            if self._core.spans is not None:
+                self._core.spans.close()
             if self._on_close is not None:
                 self._on_close(destroy)
 

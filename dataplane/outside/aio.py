@@ -173,6 +173,8 @@ class AsyncOutsideClient:
         closing = self.reach.close()
         if closing is not None:
             await asyncio.wait([asyncio.wrap_future(closing)], timeout=CLOSE_S)
+            if self.reach.spans is not None:
+                await asyncio.to_thread(self.reach.spans.close)
 
     async def __aenter__(self) -> AsyncOutsideClient:
         return self

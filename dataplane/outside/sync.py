@@ -192,6 +192,8 @@ class OutsideClient:
                 closing.result(CLOSE_S)
             except (TimeoutError, CancelledError):
                 pass  # it goes on closing, or the process is ending
+            if self.reach.spans is not None:
+                self.reach.spans.close()
 
     def __enter__(self) -> OutsideClient:
         return self

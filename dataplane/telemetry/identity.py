@@ -20,7 +20,7 @@ class Followed(NamedTuple):
 
     def within(self, sample: float) -> bool:
         """Whether it is among this part of all. By the same bits as OpenTelemetry's own
-        `traceidratio`, so that of two settings the smaller holds."""
+        `traceidratio`, so that of the two the smaller holds."""
         return (self.trace_id & 0xFFFF_FFFF_FFFF_FFFF) < sample * 2.0**64
 
 

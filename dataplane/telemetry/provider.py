@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from dataplane.release import release
@@ -15,40 +17,64 @@ SCOPE: Final = "dataplane"
 SERVICE: Final = "rl-dataplane"
 """Name of the service where OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say none."""
 
+FLUSH_S: Final = 2.0
+"""Longest time that the end of a client is held up by spans that were not sent yet."""
+
 _lock = threading.Lock()  # guards what follows
-_missing_said = False
+_said = False
+_own: Any = None
+"""The provider that was made here, if the program has set none."""
 
 
 def tracer() -> Any:
-    """The tracer of this process; None where OpenTelemetry is not installed, which is said once.
+    """The tracer of this process; None where nothing can be traced, and why is logged once.
 
     A provider that the program has set is used as it is. Otherwise one is set, which exports by
     OTLP over HTTP, or as OTEL_TRACES_EXPORTER says (`otlp`, `console` or `none`).
     """
-    global _missing_said
+    global _said
     with _lock:
         try:
-            from opentelemetry import trace
-            from opentelemetry.sdk.trace import TracerProvider
-        except ImportError:
-            if not _missing_said:
-                log.warning(
-                    "OpenTelemetry is not installed, so nothing is traced: "
-                    "pip install 'rl-dataplane[otel]'"
-                )
-            _missing_said = True
-            return None
-        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            provider = TracerProvider(resource=_resource())
-            for processor in _processors():
-                provider.add_span_processor(processor)
-            trace.set_tracer_provider(provider)
-        made = trace.get_tracer(SCOPE, release())
-        own: Any = made
-        ids = getattr(own, "id_generator", None)
-        if ids is not None and not isinstance(ids, Ids):
-            own.id_generator = Ids(ids)
-        return made
+            return _tracer()
+        except ImportError as error:
+            why = f"OpenTelemetry is not installed ({error}): pip install 'rl-dataplane[otel]'"
+        except Exception as error:
+            # Of variables that OpenTelemetry cannot read: no reason to fail who connects.
+            why = f"OpenTelemetry cannot be set up: {type(error).__name__}: {error}"
+        if not _said:
+            log.warning("nothing is traced: %s", why)
+        _said = True
+        return None
+
+
+def flush() -> None:
+    """Send what was not sent yet, where the provider is one of ours. At most FLUSH_S are waited."""
+    own = _own
+    if own is None:
+        return
+    # A collector that does not answer would be waited for until its own timeout.
+    sending = threading.Thread(target=own.force_flush, name="dataplane-spans", daemon=True)
+    sending.start()
+    sending.join(FLUSH_S)
+
+
+def _tracer() -> Any:
+    global _own
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        processors = _processors()
+        _own = TracerProvider(resource=_resource())
+        for processor in processors:
+            _own.add_span_processor(processor)
+        trace.set_tracer_provider(_own)
+    # One of our own: a provider makes another for whoever asks.
+    made: Any = trace.get_tracer(SCOPE, release())
+    ids = getattr(made, "id_generator", None)
+    if ids is not None:
+        made.id_generator = Ids(ids)
+    return made
 
 
 def _resource() -> Any:
@@ -63,7 +89,13 @@ def _resource() -> Any:
 def _processors() -> list[Any]:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
-    names = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")
+    named = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"  # empty is not set, by the standard
+    names = {name.strip() for name in named.split(",")}
+    unknown = names - {"otlp", "console", "none"}
+    if unknown:
+        raise ValueError(
+            f"OTEL_TRACES_EXPORTER is of otlp, console and none, not {', '.join(sorted(unknown))}"
+        )
     found: list[Any] = []
     if "otlp" in names:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -81,18 +113,23 @@ class Ids:
         self._others = others
         self._given = threading.local()
 
-    def give(self, trace_id: int, span_id: int) -> None:
-        """The next span of this thread that begins a trace has these."""
+    @contextmanager
+    def given(self, trace_id: int, span_id: int) -> Generator[None]:
+        """The span that this thread begins within has these, if it begins a trace."""
         self._given.trace_id, self._given.span_id = trace_id, span_id
+        try:
+            yield
+        finally:
+            self._given.__dict__.clear()
 
     def generate_trace_id(self) -> int:
         """The id of a trace that begins."""
-        given = self._given.__dict__.pop("trace_id", None)
+        given = getattr(self._given, "trace_id", None)
         return self._others.generate_trace_id() if given is None else given
 
     def generate_span_id(self) -> int:
         """The id of a span."""
-        given = self._given.__dict__.pop("span_id", None)
+        given = getattr(self._given, "span_id", None)
         return self._others.generate_span_id() if given is None else given
 
     def __getattr__(self, name: str) -> Any:

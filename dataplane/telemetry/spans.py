@@ -11,6 +11,7 @@ Nothing here fails a call: what goes wrong with a span is logged once.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,10 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, SpanKind, StatusCode, TraceFlags
 
 from dataplane.logs.escaping import one_line
-from dataplane.telemetry.groups import MAX_GROUPS, Group, Known, uids_in
+from dataplane.telemetry.calls import NAME_CHARS, Call, outcome
+from dataplane.telemetry.groups import MAX_GROUPS, Group, Known
 from dataplane.telemetry.identity import Followed, followed
-from dataplane.telemetry.provider import Ids
+from dataplane.telemetry.provider import Ids, flush
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
@@ -31,26 +33,8 @@ log = logging.getLogger("dataplane.telemetry")
 
 Result = TypeVar("Result")
 
-SAMPLE_KEYS: Final = 3
-KEY_CHARS: Final = 128
 MAX_STAGE_GROUPS: Final = 4096
 """Groups of one stage that are remembered until it ends."""
-
-
-class Call:
-    """One call under way."""
-
-    __slots__ = ("about", "began", "caller", "groups", "name", "nbytes", "partition_id", "span")
-
-    def __init__(self, name: str, about: Mapping[str, Any], caller: Span | None) -> None:
-        self.name = name
-        self.about = about
-        self.caller = caller
-        self.began = time.time_ns()
-        self.span: Span | None = None
-        self.nbytes = 0
-        self.groups: list[Group] = []
-        self.partition_id = ""
 
 
 class Spans:
@@ -60,6 +44,7 @@ class Spans:
         self._tracer = made
         self._plane_id = plane_id
         self._sample = sample
+        self._lock = threading.Lock()  # guards what is known, and the stages
         self._known = Known()
         self._stages: list[dict[tuple[str, str], None]] = []
         self._failed = False
@@ -82,7 +67,7 @@ class Spans:
         if call is None:
             return (yield from verb)
         try:
-            result = yield from _counted(verb, call)
+            result = yield from call.counted(verb)
         except BaseException as error:
             failed = error
             self._safely(lambda: self._end(call, None, failed))
@@ -91,29 +76,29 @@ class Spans:
         return result
 
     def _begin(self, name: str, about: Mapping[str, Any]) -> Call:
-        caller = trace.get_current_span()
-        call = Call(name, about, caller if caller.get_span_context().is_valid else None)
-        if call.caller is not None:
-            call.span = self._tracer.start_span(
-                f"dataplane.{name}", kind=SpanKind.CLIENT, start_time=call.began
-            )
+        call = Call(name, about)
+        # Nobody's current one: of an asyncio client, other tasks run before it ends.
+        if trace.get_current_span().get_span_context().is_valid:
+            call.span = self._of_call(call)
         return call
+
+    def _of_call(self, call: Call) -> Span:
+        return self._tracer.start_span(
+            f"dataplane.{call.name}", kind=SpanKind.CLIENT, start_time=call.began
+        )
 
     def _end(self, call: Call, result: Any, error: BaseException | None) -> None:
         ended = time.time_ns()
-        call.partition_id, call.groups = self._groups(call, result)
-        if self._stages and call.groups:
-            mine = self._stages[-1]
-            for group in call.groups:
-                if len(mine) < MAX_STAGE_GROUPS:
-                    mine[call.partition_id, group.identity] = None
-        attributes = _attributes(call, result, error)
-        found = self._followed(call.partition_id, call.groups)
-        if call.span is None and len(call.groups) > 1 and found:
+        with self._lock:
+            partition_id, groups = call.groups(result, self._known)
+            for touched in self._stages:
+                for group in groups[: MAX_STAGE_GROUPS - len(touched)]:
+                    touched[partition_id, group.identity] = None
+        attributes = call.attributes(partition_id, result, error)
+        found = self._followed(partition_id, groups)
+        if call.span is None and len(groups) > 1 and found:
             # Of a caller who traces nothing: the begin of a trace of its own.
-            call.span = self._tracer.start_span(
-                f"dataplane.{call.name}", kind=SpanKind.CLIENT, start_time=call.began
-            )
+            call.span = self._of_call(call)
         self._spans_of_groups(
             f"dataplane.{call.name}", found, call.span, attributes, call.began, ended, error,
             SpanKind.CLIENT,
@@ -130,12 +115,13 @@ class Spans:
         """A span of what is done within the context: of these groups, or where none are named of
         those that calls of this client were about meanwhile."""
         began = time.time_ns()
-        named = None if uids is None else list(dict.fromkeys(uids))
+        named = None if uids is None else self._safely(lambda: list(dict.fromkeys(uids))) or []
         touched: dict[tuple[str, str], None] = {}
-        self._stages.append(touched)
-        caller = trace.get_current_span()
+        if named is None:
+            with self._lock:
+                self._stages.append(touched)
         span: Span | None = None
-        if caller.get_span_context().is_valid:
+        if trace.get_current_span().get_span_context().is_valid:
             span = self._safely(
                 lambda: cast("Span", self._tracer.start_span(name, start_time=began))
             )
@@ -150,9 +136,14 @@ class Spans:
             error = failed
             raise
         finally:
-            self._stages.remove(touched)
             ended = time.time_ns()
-            of = {partition_id or "": named} if named is not None else _by_partition(touched)
+            if named is None:
+                with self._lock:
+                    # By what it is: any two at which nothing was touched are equal.
+                    self._stages = [each for each in self._stages if each is not touched]
+                of = _by_partition(touched)
+            else:
+                of = {partition_id or "": named}
             self._safely(lambda: self._end_stage(name, of, span, began, ended, error))
 
     def _end_stage(
@@ -164,9 +155,9 @@ class Spans:
         ended: int,
         error: BaseException | None,
     ) -> None:
-        attributes: dict[str, Any] = {"dataplane.outcome": _outcome(error)}
+        attributes: dict[str, Any] = {"dataplane.outcome": outcome(error)}
         for partition_id, identities in of.items():
-            mine = {**attributes, "dataplane.partition": one_line(partition_id, KEY_CHARS)}
+            mine = {**attributes, "dataplane.partition": one_line(partition_id, NAME_CHARS)}
             found = self._followed(partition_id, [Group(identity) for identity in identities])
             self._spans_of_groups(name, found, span, mine, began, ended, error, SpanKind.INTERNAL)
         if span is not None:
@@ -176,43 +167,8 @@ class Spans:
 
     def learn(self, partition_id: str, keys: Iterable[str], uids: Iterable[object]) -> None:
         """These keys are of these groups."""
-        self._known.learn(partition_id, keys, uids)
-
-    def _groups(self, call: Call, result: Any) -> tuple[str, list[Group]]:
-        about, known = call.about, self._known
-        partition_id = str(about.get("partition_id") or "")
-        match call.name:
-            case "kv_put" | "kv_batch_put":
-                keys, tags = _rows_of(about)
-                return partition_id, known.of_put(
-                    partition_id, keys, tags, about.get("attempt"), must_exist=_must_exist(about)
-                )
-            case "kv_batch_get" | "kv_view":
-                return partition_id, known.of_keys(partition_id, _keys_of(about))
-            case "kv_claim" if result is not None:
-                meta = getattr(result, "meta", result)
-                known.learn(partition_id, meta.keys, (tags.get("uid") for tags in meta.tags))
-                return partition_id, known.of_keys(partition_id, meta.keys)
-            case "kv_commit" | "kv_release":
-                meta = about["claim"].meta
-                known.learn(meta.partition_id, meta.keys, (tag.get("uid") for tag in meta.tags))
-                return meta.partition_id, known.of_keys(meta.partition_id, meta.keys)
-            case "kv_clear":
-                named = uids_in(about.get("where"))
-                groups = [Group(uid) for uid in named]
-                return partition_id, groups or known.of_keys(partition_id, _keys_of(about))
-            case "begin_group":
-                if type(result) is int:
-                    known.began(result, partition_id, about["uid"])
-                return partition_id, [Group(about["uid"])]
-            case "end_group":
-                found = known.of_attempt(about.get("attempt"))
-                return ("", []) if found is None else (found[0], [Group(found[1])])
-            case "kv_list" | "kv_wait" if result is not None:
-                known.learn_rows(partition_id, result)
-            case _:
-                pass
-        return partition_id, []
+        with self._lock:
+            self._known.learn(partition_id, keys, uids)
 
     def _followed(self, partition_id: str, groups: Sequence[Group]) -> list[tuple[Group, Followed]]:
         """Those of the groups that are followed; of many the same ones in every process."""
@@ -243,7 +199,7 @@ class Spans:
             span = self._started(name, group, of, links, began, kind)
             if call is not None:
                 call.add_link(span.get_span_context())
-            mine = {**attributes, "dataplane.uid": one_line(group.identity, KEY_CHARS)}
+            mine = {**attributes, "dataplane.uid": one_line(group.identity, NAME_CHARS)}
             _finish(span, mine, ended, error)
 
     def _started(
@@ -251,13 +207,21 @@ class Spans:
     ) -> Span:
         ids = getattr(self._tracer, "id_generator", None)
         if group.begins and isinstance(ids, Ids):
-            ids.give(*of)
             context = trace.set_span_in_context(trace.INVALID_SPAN)
-        else:
-            context = trace.set_span_in_context(trace.NonRecordingSpan(_root(of)))
+            with ids.given(*of):
+                return self._tracer.start_span(
+                    name, context=context, kind=kind, links=links, start_time=began
+                )
+        context = trace.set_span_in_context(trace.NonRecordingSpan(_root(of)))
         return self._tracer.start_span(
             name, context=context, kind=kind, links=links, start_time=began
         )
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Send what was not sent yet: its process may end without another chance to."""
+        self._safely(flush)
 
     def _safely(self, work: Callable[[], Result]) -> Result | None:
         try:
@@ -267,27 +231,6 @@ class Spans:
                 log.warning("a span could not be made: %s", error, exc_info=True)
             self._failed = True
             return None
-
-
-def _counted(verb: Generator[Any, Any, Result], call: Call) -> Generator[Any, Any, Result]:
-    """The same verb; the bytes that its steps move are counted."""
-    value: Any = None
-    error: BaseException | None = None
-    try:
-        while True:
-            effect = verb.send(value) if error is None else verb.throw(error)
-            value = error = None
-            # Of requests that carry values, and of copies (`client.effects`); others have neither.
-            call.nbytes += getattr(effect, "payload_bytes", 0) + getattr(effect, "nbytes", 0)
-            try:
-                value = yield effect
-            except GeneratorExit:
-                verb.close()
-                raise
-            except BaseException as thrown:
-                error = thrown
-    except StopIteration as end:
-        return end.value
 
 
 def _root(of: Followed) -> SpanContext:
@@ -303,57 +246,6 @@ def _finish(
     if error is not None:
         span.set_status(StatusCode.ERROR, one_line(str(error), 300))
     span.end(ended)
-
-
-def _outcome(error: BaseException | None) -> str:
-    return "ok" if error is None else type(error).__name__
-
-
-def _attributes(call: Call, result: Any, error: BaseException | None) -> dict[str, Any]:
-    about = call.about
-    found: dict[str, Any] = {"dataplane.outcome": _outcome(error)}
-    if call.partition_id:
-        found["dataplane.partition"] = one_line(call.partition_id, KEY_CHARS)
-    keys = getattr(result, "keys", None)
-    if not isinstance(keys, list):
-        keys = _keys_of(about)
-    rows = cast("list[Any]", keys)
-    count = len(rows) or (result if call.name == "kv_clear" and type(result) is int else 0)
-    if count:
-        found["dataplane.rows"] = count
-        found["dataplane.key_sample"] = [one_line(str(k), KEY_CHARS) for k in rows[:SAMPLE_KEYS]]
-    if call.nbytes:
-        found["dataplane.bytes"] = call.nbytes
-    for name in ("task", "attempt", "status"):
-        value = about.get(name)
-        if value is not None:
-            found[f"dataplane.{name}"] = one_line(value) if type(value) is str else value
-    stage = about.get("stage")
-    if stage:
-        found["dataplane.stage"] = stage
-    return found
-
-
-def _keys_of(about: Mapping[str, Any]) -> list[str]:
-    claim = about.get("claim")
-    keys: Any = about.get("keys") if claim is None else claim.keys
-    if keys is None:
-        key = about.get("key")
-        return [key] if type(key) is str else []
-    return [key for key in keys if type(key) is str]
-
-
-def _rows_of(about: Mapping[str, Any]) -> tuple[list[str], list[Mapping[str, object]]]:
-    tags: Any = about.get("tags")
-    if "key" in about:
-        tags = None if tags is None else [tags]
-    return _keys_of(about), [] if tags is None else list(tags)
-
-
-def _must_exist(about: Mapping[str, Any]) -> bool:
-    from dataplane.wire.messages import MUST_EXIST
-
-    return bool(about.get("must_exist")) or bool(int(about.get("flags") or 0) & MUST_EXIST)
 
 
 def _by_partition(touched: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

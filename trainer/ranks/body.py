@@ -115,7 +115,7 @@ class RankBody:
                 # Before weights have moved for the first time, all that is written is there.
                 last = writes.wait if at == 0 else None
                 agreed = self._agreed(next_pack, len(step), last)
-                uids = {work.members[place].uid for pack in step for place in pack}
+                uids = (work.members[place].uid for pack in step for place in pack)
                 of_step = self._client.span("optimizer_step", work.partition_id, uids=uids)
                 with agreed.consumed(), of_step:
                     steps.append(self._trainee.train_step(agreed, global_tokens=tokens[at]))

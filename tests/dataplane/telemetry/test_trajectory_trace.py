@@ -17,6 +17,7 @@ import pytest
 
 import dataplane
 from dataplane.telemetry.identity import followed
+from tests.dataplane.outside.gateways import gateway
 from tests.dataplane.telemetry.exporting import spans_in
 from tests.repo.tree import ROOT
 
@@ -29,7 +30,7 @@ if sys.argv[1]:
 path, name, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 if path:
     export_to(path)
-client = dataplane.connect(name, config=settings)
+client = dataplane.connect(name, address=settings.pop("address", None), config=settings)
 """
 
 AGENT_LOOP: Final = """
@@ -90,12 +91,12 @@ def run(
 
 
 def all_roles(
-    plane: dataplane.Client, settings: dict[str, Any], folder: Path
+    plane: dataplane.Client, settings: dict[str, Any], folder: Path, worker: str = WORKER
 ) -> dict[str, list[dict[str, Any]]]:
     """The spans of each role."""
     run(AGENT_LOOP, plane, settings, folder / "agentloop")
     keys = run(CONTROLLER, plane, settings, folder / "controller").strip()
-    run(WORKER, plane, settings, folder / "worker", keys)
+    run(worker, plane, settings, folder / "worker", keys)
     return {role: spans_in(folder / role) for role in ("agentloop", "controller", "worker")}
 
 
@@ -133,6 +134,29 @@ def test_a_trajectory_is_one_trace_from_put_to_optimizer_step(
     assert get["dataplane.bytes"] >= (5 + 6) * 2 * 8
     assert get["dataplane.uid"] == "u1"
     assert get["dataplane.stage"] == "update_actor"
+
+
+def test_it_is_the_same_trace_through_a_gateway(
+    plane: dataplane.Client, plane_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Which is told of no trace, and whose clients know the uids of what they have met."""
+    here = {**plane_settings, "host": "embedded"}
+    socket = Path(plane_settings["runtime_dir"]) / "traced.sock"
+    with gateway(plane.name, here, listen=(f"unix:{socket}",)):
+        outside = {**plane_settings, "otel": True, "address": f"grpc+unix://{socket}"}
+        roles = all_roles(plane, outside, tmp_path, 'client.kv_list("train")\n' + WORKER)
+    of = followed(plane.plane_id, "train", "u2")
+    mine = [span for spans in roles.values() for span in spans if span["trace"] == of.trace_id]
+    mine.sort(key=lambda span: span["start"])
+    assert [span["name"] for span in mine] == [
+        "dataplane.kv_put", "dataplane.begin_group", "dataplane.kv_put", "dataplane.kv_put",
+        "dataplane.end_group", "dataplane.kv_claim", "plan", "stage update_actor",
+        "dataplane.kv_batch_get", "dataplane.kv_batch_put", "optimizer_step", "dataplane.kv_clear",
+    ]  # fmt: skip
+    assert (mine[0]["span"], mine[0]["parent"]) == (of.root_id, None)
+    assert {span["parent"] for span in mine[1:]} == {of.root_id}
+    assert mine[8]["attributes"]["dataplane.stage"] == "update_actor"
+    assert mine[8]["attributes"]["dataplane.outcome"] == "ok"
 
 
 def test_a_batch_has_one_span_that_links_to_its_groups(
