@@ -13,6 +13,9 @@ from typing import Any, Final
 ABSENT: Final = "-"
 """Stands where a row has no such value."""
 
+NOT_TOLD: Final = "(not told)"
+"""Stands where a gateway keeps who it is to itself."""
+
 _SPANS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB")
 BARS: Final = " ▏▎▍▌▋▊▉█"
@@ -25,6 +28,12 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else _written(letter) for letter in text)
+
+
+def client_text(label: str, client_id: str) -> str:
+    """A client as a line names it: where it runs, or else its id. A gateway tells neither to who
+    may not operate."""
+    return visible(label or client_id or NOT_TOLD)
 
 
 def visible_lines(text: str) -> str:

@@ -320,6 +320,9 @@ class ValueStore:
         held = ""
         if self.holds:
             held = f" and {self.holds.held_bytes} are held for {len(self.holds)} groups"
+        if request.attempt is None and used + request.nbytes <= limit:
+            run = max(self.blocks.largest, self._left() - PAGE, 0)
+            held += f", the largest free run is of {run}"
         return QuotaExceeded(
             f"no room for {what} came free within {waited_s:g} s: {used} of {limit} bytes are in "
             f"use{held}; clear rows that were consumed, or raise capacity_bytes" + self._refused,

@@ -122,6 +122,24 @@ def test_a_put_larger_than_the_whole_store_is_refused_at_once_and_says_what_to_d
     assert plane.content("A", "p") == [3]
 
 
+def test_room_that_lies_apart_is_said_to(own_plane: Callable[..., Plane]) -> None:
+    plane = own_plane(**SMALL_STORE)
+    size = 9 * MiB // 4
+    for key in ("A", "B"):
+        plane.client.kv_put(key, "p", row(size))
+    counts = plane.counts()
+    assert counts["capacity_bytes"] - counts["used_bytes"] > size
+    with pytest.raises(QuotaExceeded, match=r"the largest free run is of \d+;") as full:
+        plane.client.kv_put("C", "p", row(size), timeout=1.0)
+    run = int(str(full.value).partition("free run is of ")[2].partition(";")[0])
+    assert MiB < run < size
+    plane.client.kv_put("C", "p", row(run - 4096), timeout=1.0)
+    # What does not come in one piece at any rate is not explained by it.
+    with pytest.raises(QuotaExceeded) as full:
+        plane.client.kv_put("D", "p", row(4 * MiB - 8192), timeout=1.0)
+    assert "free run" not in str(full.value)
+
+
 def test_a_mount_too_small_for_a_segment_is_refused_by_name_and_left_clean(
     roots: dict[str, Path], mounted: Callable[[int], Path]
 ) -> None:

@@ -19,7 +19,7 @@ from dataplane.cli.reach import (
     TimeoutOption,
     reached,
 )
-from dataplane.cli.shown import bytes_text, count_text, visible
+from dataplane.cli.shown import bytes_text, client_text, count_text, visible
 from dataplane.cli.since import span_s
 from dataplane.cli.where import WhereOption, parse_where
 from dataplane.errors import InvalidRequest
@@ -180,7 +180,7 @@ def _orphans(client: Client, partition: str) -> tuple[Chosen, list[str]]:
     chosen = _matching(client, partition, {"uid": {"in": [g.uid for g in groups]}}, None)
     notes: list[str] = []
     if groups:
-        makers = {group.producer.label or group.producer.client_id for group in groups}
+        makers = {client_text(g.producer.label, g.producer.client_id) for g in groups}
         notes.append(f"their producers have no connection: {listed(sorted(makers))}")
     up_s = client.status().get("uptime_s")
     if groups and up_s is not None and up_s < YOUNG_S:

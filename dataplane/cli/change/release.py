@@ -17,19 +17,19 @@ from dataplane.cli.reach import (
     TimeoutOption,
     reached,
 )
-from dataplane.cli.shown import age_text, count_text, visible
+from dataplane.cli.shown import age_text, client_text, count_text, visible
 from dataplane.errors import ClaimLost
 from dataplane.inspection import ClaimReport, ClientReport
 
 
 def _holder(holder: dict[str, Any]) -> str:
     """A holder on one line."""
-    who = holder["label"] or holder["client_id"]
+    who = client_text(holder["label"], holder["client_id"])
     return who if holder["alive"] else f"{who} (no connection)"
 
 
 def _holders(holders: list[dict[str, Any]]) -> str:
-    return ", ".join(visible(_holder(holder)) for holder in holders) or "nobody"
+    return ", ".join(map(_holder, holders)) or "nobody"
 
 
 COLUMNS = (
@@ -123,7 +123,8 @@ def _row(claim: ClaimReport) -> dict[str, Any]:
 
 def _line(claim: ClaimReport) -> str:
     who = _holders(_row(claim)["holders"])
+    rows = "1 row" if len(claim.keys) == 1 else f"{count_text(len(claim.keys))} rows"
     return (
         f"claim {claim.claim_id} of task {visible(claim.task)}, {age_text(claim.age_s)} old, held "
-        f"by {who}: {count_text(len(claim.keys))} rows: {listed(claim.keys)}"
+        f"by {who}: {rows}: {listed(claim.keys)}"
     )

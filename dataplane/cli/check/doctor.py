@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from textwrap import fill
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from dataplane.cli.check.findings import Finding, Verdict, doubtful, fine, wrong
 from dataplane.cli.exits import Code
-from dataplane.cli.output import Column, Output, OutputOption, print_rows
+from dataplane.cli.output import Column, Output, OutputOption, print_rows, width
 from dataplane.cli.reach import AddressOption, RayOption
 from dataplane.cli.shown import visible
 from dataplane.errors import InvalidRequest
@@ -18,6 +19,8 @@ from dataplane.errors import InvalidRequest
 if TYPE_CHECKING:
     from dataplane.config import Config
 
+WIDEST: Final = 20
+"""Letters of what was looked at; a longer one has a line of its own."""
 COLUMNS = (Column("check"), Column("verdict"), Column("says"), Column("advice", "WHAT TO DO"))
 
 
@@ -36,17 +39,34 @@ def doctor(
     """
     found = list(_findings(address, ray or os.environ.get("RAY_ADDRESS")))
     if output is Output.TABLE:
-        wide = max(len(each.check) for each in found)
         for each in found:
-            typer.echo(f"{each.verdict:<5} {visible(each.check):<{wide}}  {visible(each.says)}")
-            if each.advice:
-                typer.echo(f"{'':<5} {'':<{wide}}  -> {visible(each.advice)}")
+            _show(each, min(max(len(each.check) for each in found), WIDEST))
         count = {verdict: sum(each.verdict is verdict for each in found) for verdict in Verdict}
         typer.echo(", ".join(f"{number} {verdict}" for verdict, number in count.items()))
     else:
         print_rows([each._asdict() for each in found], COLUMNS, output)
     if any(each.verdict is Verdict.FAIL for each in found):
         raise typer.Exit(Code.BAD)
+
+
+def _show(found: Finding, wide: int) -> None:
+    """A finding on a line, or on more where a line does not hold it."""
+    start, rest = f"{found.verdict:<5} {visible(found.check):<{wide}}  ", " " * (wide + 8)
+    if len(start) > len(rest):
+        typer.echo(start.rstrip())
+        start = rest
+    for said in filter(None, (found.says, found.advice and f"-> {found.advice}")):
+        typer.echo(
+            fill(
+                visible(said),
+                max(width(), len(rest) + 20),
+                initial_indent=start,
+                subsequent_indent=rest,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+        start = rest
 
 
 def _findings(address: str | None, ray: str | None) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from dataplane.cli.check.orphans import orphaned_groups
 from dataplane.cli.exits import Code
 from dataplane.cli.output import Column, Output, OutputOption, print_rows
 from dataplane.cli.reach import AddressOption, NameOption, RayOption, TimeoutOption, reached
-from dataplane.cli.shown import age_text, bytes_text, count_text, visible
+from dataplane.cli.shown import age_text, bytes_text, client_text, count_text, visible
 from dataplane.cli.since import span_s
 from dataplane.errors import PartitionNotFound
 
@@ -171,4 +171,4 @@ def _committed(
 
 
 def _who(client: ClientReport) -> str:
-    return client.label or client.client_id
+    return client_text(client.label, client.client_id)

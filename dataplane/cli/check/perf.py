@@ -30,8 +30,9 @@ check = typer.Typer(
 
 PREFIX: Final = "dataplane-check-"
 """How the partitions begin that a check makes and drops."""
-SHARE: Final = 4
-"""A batch takes at most this part of what the value stores have free."""
+SHARE: Final = 8
+"""A batch takes at most this part of what the value stores have free: one that replaces another
+lies beside it for a while, and the rows before them in between."""
 
 
 def _ms(value: float) -> str:

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from dataplane.cli.output import Column, Output, OutputOption, print_rows
 from dataplane.cli.reach import AddressOption, NameOption, RayOption, TimeoutOption, reached
-from dataplane.cli.shown import age_text, value_text, visible
+from dataplane.cli.shown import age_text, client_text, value_text, visible
 
 
 def who_text(client: dict[str, Any]) -> str:
     """A client as a table names it: where it runs, or else its id."""
-    name = visible(client["label"]) or client["client_id"]
+    name = client_text(client["label"], client["client_id"])
     return name if client["alive"] else f"{name} (gone)"
 
 

@@ -145,7 +145,8 @@ def _head(sample: Sample, interval_s: float | None) -> Text:
     text.append(short(visible(sample.name), NAME), "bold cyan")
     text.append(f"  {sample.plane_id[:8]}", "dim")
     text.append(f"   up {age_text(sample.uptime_s)}" if sample.uptime_s is not None else "")
-    text.append(f"   {count_text(sample.clients)} clients")
+    if sample.clients is not None:
+        text.append(f"   {count_text(sample.clients)} client{'s' * (sample.clients != 1)}")
     text.append(f"   {time.strftime('%H:%M:%S', time.localtime(sample.at_s))}")
     if interval_s is not None:
         text.append(f"   every {age_text(interval_s)}, q ends", "dim")

@@ -35,7 +35,8 @@ class Sample:
     plane_id: str
     revision: list[int]
     uptime_s: float | None
-    clients: int
+    clients: int | None
+    """None where a gateway does not tell."""
     rates: dict[str, float]
     """Per second since the look before: `changes`, and each counter of the plane's totals."""
     stores: list[dict[str, Any]]
@@ -80,9 +81,9 @@ class Sampler:
             plane_id=client.plane_id,
             revision=list(status["revision"]),
             uptime_s=status.get("uptime_s"),
-            clients=status["clients"],
+            clients=status.get("clients"),
             rates={name: rate for name, rate in rates.items() if "/" not in name},
-            stores=_stores(status["values"]),
+            stores=_stores(status.get("values", {})),
             partitions=_partitions(status["partitions"], described, rates),
             tasks=[asdict(each) for each in client.tasks()],
             waiters=[asdict(each) for each in client.waiters()],
@@ -132,7 +133,7 @@ def _stores(values: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             "held_bytes": store.get("held_bytes"),
             "pins": store.get("pins"),
             "waiting": store.get("waiting"),
-            "error": store.get("error"),
+            "error": store.get("unreachable"),
         }
         for store_id, store in sorted(values.items())
     ]

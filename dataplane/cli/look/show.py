@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -28,7 +28,7 @@ from dataplane.cli.reach import (
     TimeoutOption,
     reached,
 )
-from dataplane.cli.shown import age_text, bytes_text, value_text, visible
+from dataplane.cli.shown import age_text, bytes_text, client_text, value_text, visible
 from dataplane.cli.since import revision_text
 from dataplane.errors import KeyNotFound
 
@@ -45,6 +45,8 @@ FIELDS = (
     Column("segment", show=str, right=True),
     Column("offset", show=str, right=True),
 )
+WHERE_AT: Final = 4
+"""How many of the columns say what it is; the others say where it is."""
 
 
 def show(
@@ -99,7 +101,9 @@ def _show(report: KeyReport, values: Preview | None) -> None:
         typer.echo(f"    {visible(tag).ljust(wide)}  {value_text(value)}")
     if report.fields:
         typer.echo("")
-        print_table([asdict(field) for field in report.fields], FIELDS)
+        # Where a gateway does not tell where they lie, there is nothing to show of it.
+        told = any(field.store for field in report.fields)
+        print_table([asdict(f) for f in report.fields], FIELDS if told else FIELDS[:WHERE_AT])
     if values is not None:
         typer.echo("")
         _show_values(values)
@@ -108,12 +112,14 @@ def _show(report: KeyReport, values: Preview | None) -> None:
 def _facts(report: KeyReport) -> list[tuple[str, str]]:
     age = "long ago" if report.age_s is None else f"{age_text(report.age_s)} ago"
     producer = report.producer
-    where = visible(producer.label) or "a client that is not known any more"
+    who = client_text(producer.label, producer.client_id)
+    if producer.label and producer.client_id:
+        who += f" ({producer.client_id})"
     facts = [
         ("revision", f"{revision_text(report.revision)}, changed {age}"),
         (
             "producer",
-            f"{where} ({producer.client_id}), {'alive' if producer.alive else 'gone'}",
+            f"{who}, {'alive' if producer.alive else 'gone'}",
         ),
     ]
     if report.lost:

@@ -29,6 +29,7 @@ from dataplane.cli.shown import (
     ABSENT,
     age_text,
     bytes_text,
+    client_text,
     count_text,
     histogram,
     share_text,
@@ -97,7 +98,7 @@ def _show(found: PartitionStats, field: str | None) -> None:
     ]
     _table(statuses, STATUSES)
     _table(
-        [{**each, "label": each["label"] or each["client_id"]} for each in found.producers],
+        [{**e, "label": client_text(e["label"], e["client_id"])} for e in found.producers],
         PRODUCERS,
     )
     _table(
