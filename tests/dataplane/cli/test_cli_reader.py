@@ -89,6 +89,8 @@ def test_clients_are_named_to_who_may_operate_there(outsider: Operator) -> None:
         assert told or "(not told)" in said
     rows = outsider.ask("trace", "u1", "--partition", TRAIN, "-o", "json").json["rows"]
     assert {row["client"][0] == "#" for row in rows} == {not told}
+    # Whoever may ask why something waits is told for whom: the one exception.
+    assert label in outsider.ask("why", TRAIN).out
 
 
 def test_a_status_says_who_asks_and_nothing_of_the_whole_plane(outsider: Operator) -> None:
