@@ -191,9 +191,9 @@ class StoreReport:
     orphans: list[dict[str, int]] = field(default_factory=list[Any])
     """Published blocks that the tag store knows nothing of: block, bytes."""
     pins: list[dict[str, Any]] = field(default_factory=list[Any])
-    """Who reads: client, blocks, bytes, dead_bytes."""
+    """Who reads: client, blocks, bytes, dead_bytes, age_s (of its oldest pin)."""
     reservations: list[dict[str, Any]] = field(default_factory=list[Any])
-    """Who writes: client, blocks, bytes."""
+    """Who writes: client, blocks, bytes, age_s (of its oldest reservation)."""
 
 
 def client_report(wire: Mapping[str, Any]) -> ClientReport:

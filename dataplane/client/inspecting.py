@@ -140,7 +140,7 @@ def _holdings_of(core: Core, store_id: str, deadline: float) -> Verb[StoreReport
         # What was published or freed between the two questions is none.
         yield Pause(SECOND_LOOK_S)
         (counts, held), again = yield from _look(core, store_id, deadline)
-        unknown &= again
+        unknown = {block: nbytes for block, nbytes in again.items() if block in unknown}
     return StoreReport(
         store_id,
         reachable=True,
@@ -151,36 +151,41 @@ def _holdings_of(core: Core, store_id: str, deadline: float) -> Verb[StoreReport
         held_bytes=counts["held_bytes"],
         live_blocks=counts["blocks_published"],
         dead_blocks=counts["blocks_dead"],
-        orphans=[{"block": block} for block in sorted(unknown)],
+        orphans=[{"block": block, "bytes": nbytes} for block, nbytes in sorted(unknown.items())],
         pins=[
             {
                 "client": ClientReport(client_id, label, alive=True),
                 "blocks": pinned, "bytes": pinned_bytes, "dead_bytes": kept_bytes,
+                "age_s": age_s,
             }
-            for client_id, label, _, _, pinned, pinned_bytes, kept_bytes in held
+            for client_id, label, _, _, pinned, pinned_bytes, kept_bytes, _, age_s in held
             if pinned
         ],
         reservations=[
             {
                 "client": ClientReport(client_id, label, alive=True),
-                "blocks": reserved, "bytes": reserved_bytes,
+                "blocks": reserved, "bytes": reserved_bytes, "age_s": age_s,
             }
-            for client_id, label, reserved, reserved_bytes, *_ in held
+            for client_id, label, reserved, reserved_bytes, _, _, _, age_s, _ in held
             if reserved
         ],
     )  # fmt: skip
 
 
-def _look(core: Core, store_id: str, deadline: float) -> Verb[tuple[tuple[Any, Any], set[int]]]:
-    """What a value store says it holds, and which of its blocks the tag store does not know."""
+def _look(
+    core: Core, store_id: str, deadline: float
+) -> Verb[tuple[tuple[Any, Any], dict[int, int]]]:
+    """What a value store says it holds, and which of its blocks the tag store does not know, with
+    their bytes."""
     soon = min(deadline, time.monotonic() + PATIENCE_S)
     store = core.stores[store_id]
-    counts, held, blocks = (yield from ask_again(core, "holdings", [], soon, store)).body
-    unknown: list[int] = []
-    if np.frombuffer(blocks, np.int64).size:
-        body = [store_id, blocks]
-        unknown = (yield from ask_again(core, "unknown_blocks", body, deadline)).body
-    return (counts, held), set(unknown)
+    counts, held, blocks, sizes = (yield from ask_again(core, "holdings", [], soon, store)).body
+    if not blocks:
+        return (counts, held), {}
+    unknown = (yield from ask_again(core, "unknown_blocks", [store_id, blocks], deadline)).body
+    ids, nbytes = np.frombuffer(blocks, np.int64), np.frombuffer(sizes, np.int64)
+    of = np.isin(ids, unknown)
+    return (counts, held), dict(zip(ids[of].tolist(), nbytes[of].tolist(), strict=True))
 
 
 def _without(wire: dict[str, Any], *names: str) -> dict[str, Any]:

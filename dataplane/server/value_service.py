@@ -303,7 +303,7 @@ class ValueService:
         connection.reply(number, {**self.store.counts(), "metrics": self.metrics})
 
     async def _holdings(self, connection: Connection, number: int, body: Body) -> None:
-        """What is in use, who holds it, and which blocks are published."""
+        """What is in use, who holds it, and which blocks are published, with their bytes."""
         if body != []:
             raise InvalidRequest("holdings takes nothing")
         blocks = self.store.blocks
@@ -313,12 +313,13 @@ class ValueService:
             if isinstance(owner, Connection):  # else it is what groups have reserved
                 held.append((owner.client_id, owner.label, *rest))
             await slices.breathe()
-        published = array("q")
-        for at, block in enumerate(blocks.published(), 1):
-            published.append(block)
+        published, sizes = array("q"), array("q")
+        for at, extent in enumerate(blocks.published(), 1):
+            published.append(extent.block)
+            sizes.append(extent.nbytes)
             if not at % BLOCKS_STEP:
                 await slices.breathe()
-        connection.reply(number, [self.store.counts(), held, published.tobytes()])
+        connection.reply(number, [self.store.counts(), held, published.tobytes(), sizes.tobytes()])
 
 
 class _Incoming:

@@ -1,8 +1,8 @@
 """The blocks of one value store: who reserved them, who reads them, when their bytes return.
 
-Pure: owns states, pins and free lists, and never touches a file, a socket or a clock. Invariant:
-the extents of blocks in the table never overlap, so bytes that somebody may still write
-(reserved) or read (pinned) are not handed out again.
+Pure: owns states, pins and free lists, and never touches a file or a socket; its clock is for ages
+that are told, and decides nothing. Invariant: the extents of blocks in the table never overlap, so
+bytes that somebody may still write (reserved) or read (pinned) are not handed out again.
 
     allocate        seal             publish           kill             last pin gone
     --------> RESERVED ----> PUBLISHING ----> PUBLISHED ----> DEAD (pinned) ----> freed
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Hashable, Iterable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,6 +70,10 @@ class Held(NamedTuple):
     pinned_bytes: int
     kept_bytes: int
     """Of what it has pinned, and nothing else would keep."""
+    reserved_age_s: float
+    """Of the oldest reservation; 0.0 without one."""
+    pinned_age_s: float
+    """Of the oldest pin; 0.0 without one."""
 
 
 @dataclass(slots=True)
@@ -93,13 +98,16 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Owner:
-    reserved: set[int] = field(default_factory=set[int])
+    reserved: dict[int, float] = field(default_factory=dict[int, float])
+    """Since when, by the table's clock."""
     handles: set[int] = field(default_factory=set[int])
 
 
 class _Pin(NamedTuple):
     owner: Hashable
     blocks: tuple[int, ...]
+    at_s: float
+    """When, by the table's clock."""
 
 
 def segment_size_for(nbytes: int, standard: int) -> int:
@@ -115,7 +123,8 @@ class BlockTable:
     Owners are whatever the caller tells its clients apart by (one per control connection).
     """
 
-    def __init__(self, first_block: int = 1) -> None:
+    def __init__(self, first_block: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._next_block = first_block
         self._next_handle = 1
         self._blocks: dict[int, _Block] = {}
@@ -289,7 +298,7 @@ class BlockTable:
         self._blocks[extent.block] = _Block(extent, owner)
         self._count(State.RESERVED, 1, nbytes)
         segment.blocks.add(extent.block)
-        self._owner(owner).reserved.add(extent.block)
+        self._owner(owner).reserved[extent.block] = self._clock()
         self._used_bytes += round_up(nbytes)
         return extent
 
@@ -380,7 +389,7 @@ class BlockTable:
             self.pinned_bytes += entry.extent.nbytes
         handle = self._next_handle
         self._next_handle += 1
-        self._pins[handle] = _Pin(owner, tuple(wanted))
+        self._pins[handle] = _Pin(owner, tuple(wanted), self._clock())
         self._owner(owner).handles.add(handle)
         return Pinned(handle, [])
 
@@ -449,6 +458,7 @@ class BlockTable:
                 continue
             pinned = {block for handle in of.handles for block in self._pins[handle].blocks}
             kept = [entry for b in pinned if (entry := self._blocks[b]).state is State.DEAD]
+            now = self._clock()
             yield Held(
                 owner,
                 len(of.reserved),
@@ -456,15 +466,17 @@ class BlockTable:
                 len(pinned),
                 sum(round_up(self._blocks[block].extent.nbytes) for block in pinned),
                 sum(round_up(entry.extent.nbytes) for entry in kept),
+                now - min(of.reserved.values(), default=now),
+                now - min((self._pins[handle].at_s for handle in of.handles), default=now),
             )
 
-    def published(self) -> Iterator[int]:
-        """The blocks that the tag store holds placements into, as far as is known here. For walks
-        in slices: what happens to the table meanwhile does not end them."""
+    def published(self) -> Iterator[Extent]:
+        """Where the blocks lie that the tag store holds placements into, as far as is known here.
+        For walks in slices: what happens to the table meanwhile does not end them."""
         for block in list(self._blocks):
             entry = self._blocks.get(block)
             if entry is not None and entry.state is State.PUBLISHED:
-                yield block
+                yield entry.extent
 
     @property
     def pins(self) -> int:
@@ -503,7 +515,7 @@ class BlockTable:
 
     def _release_reservation(self, block: _Block) -> None:
         holder = self._owners[block.owner]
-        holder.reserved.discard(block.extent.block)
+        holder.reserved.pop(block.extent.block, None)
         self._forget_if_idle(block.owner, holder)
 
     def _count(self, state: State, blocks: int, nbytes: int) -> None:

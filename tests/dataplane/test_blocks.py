@@ -527,3 +527,29 @@ def overlap(one: Extent, other: Extent) -> bool:
 
 TestAnyOrder = BlocksMachine.TestCase
 TestAnyOrder.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+
+
+def test_what_is_held_has_the_age_of_the_oldest_of_it() -> None:
+    now = [100.0]
+    table = BlockTable(clock=lambda: now[0])
+    table.add_segment(0, 16 * PAGE)
+    first = reserved(table, owner="w")
+    now[0] += 5
+    second = reserved(table, owner="w")
+    now[0] += 1
+    (held,) = table.held()
+    assert (held.reserved_age_s, held.pinned_age_s) == (6.0, 0.0)
+    table.seal(first, "w")
+    table.publish(first)
+    (held,) = table.held()
+    assert held.reserved_age_s == 1.0
+    handle = table.pin([first], "r").handle
+    now[0] += 2
+    table.pin([first], "r")
+    now[0] += 1
+    ages = {held.owner: (held.reserved_age_s, held.pinned_age_s) for held in table.held()}
+    assert ages == {"w": (4.0, 0.0), "r": (0.0, 3.0)}
+    table.unpin(handle)
+    table.abort(second, "w")
+    ages = {held.owner: (held.reserved_age_s, held.pinned_age_s) for held in table.held()}
+    assert ages == {"r": (0.0, 1.0)}

@@ -110,8 +110,8 @@ def _of_stores(stores: list[StoreReport]) -> Iterator[dict[str, Any]]:
             yield _leak("dead blocks", store.store_id, who, store.dead_blocks, size, None, advice)
         for kind, held in zip(OF_USE, (store.pins, store.reservations), strict=True):
             for each in held:
-                who = _who(each["client"])
-                yield _leak(kind, store.store_id, who, each["blocks"], each["bytes"], None, "")
+                who, age_s = _who(each["client"]), each.get("age_s")
+                yield _leak(kind, store.store_id, who, each["blocks"], each["bytes"], age_s, "")
 
 
 def _of_rows(client: Client, age_s: float) -> Iterator[dict[str, Any]]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import dataplane
 from dataplane import Client
+from dataplane.cli.check.surroundings import of_plane
 from dataplane.host.folders import claim, plane_folders, remove_unowned
 from dataplane.server.process import new_plane_id
+from tests.contract.planes import thread_plane
 from tests.dataplane.cli.conftest import Operator, environment_of
 from tests.dataplane.outside.gateways import gateway
 
@@ -171,6 +176,19 @@ def test_a_ray_cluster_that_is_not_there_is_a_failure(operator: Operator) -> Non
         verdict, says, _ = of(said.json, "ray")[-1]
         assert (said.code, verdict) == (1, "fail")
         assert "nobody listens at '127.0.0.1:1'" in says
+
+
+@pytest.mark.parametrize("ahead_s", [60.0, -60.0])
+def test_a_clock_that_is_wrong_is_said(here: dict[str, Any], ahead_s: float) -> None:
+    with thread_plane(here) as made, made.connect() as client:
+        assert [each.verdict for each in of_plane("plane", client)] == ["ok", "ok"]
+        tags = made.server.tags
+        assert tags is not None
+        made.call(lambda: setattr(tags, "clock", lambda: time.time() + ahead_s))
+        (clock,) = [each for each in of_plane("plane", client) if each.verdict == "warn"]
+        said = float(clock.says.removeprefix("its clock is ").partition(" ")[0])
+        assert abs(said - ahead_s) < 1.0
+        assert "NTP" in clock.advice
 
 
 def test_few_open_files_are_said(operator: Operator) -> None:

@@ -12,7 +12,8 @@ import torch
 
 import dataplane
 from dataplane import Client
-from tests.dataplane.cli.conftest import Operator
+from tests.contract.planes import thread_plane
+from tests.dataplane.cli.conftest import Operator, environment_of
 from tests.dataplane.cli.small_run import HOSTILE_KEY, TRAIN
 from tests.deadline import eventually
 
@@ -106,6 +107,7 @@ def test_who_reads_is_told_and_dead_memory_is_a_leak(
     with plane.kv_view(["a"], partition, ["x"], layout="list") as rows:
         (reader,) = eventually(lambda: of(found(operator), "reading", "local"), "it is told")
         assert reader["bytes"] >= 400_000
+        assert 0 < reader["age_s"] < 60
         assert not _one_dead(operator)()
         plane.kv_clear(["a"], partition)
         (dead,) = eventually(_one_dead(operator), "it is dead and pinned")
@@ -114,6 +116,33 @@ def test_who_reads_is_told_and_dead_memory_is_a_leak(
         assert "who reads them lets go" in " ".join(operator.ask("leaks").out.split())
         del rows
     eventually(lambda: not _one_dead(operator)(), "it is freed")
+
+
+def test_a_block_that_no_row_refers_to_is_one(here: dict[str, Any]) -> None:
+    with thread_plane(here) as made, made.connect() as client:
+        operator = Operator(environment_of(here, client))
+        client.kv_put("a", "p", {"x": torch.zeros(1000)})
+        assert not of(found(operator), "orphan blocks", "local")
+        assert made.server.values is not None
+        blocks = made.server.values.store.blocks
+
+        def lose() -> int:
+            """What a fault of the plane would leave: published, and in no row."""
+            extent = blocks.allocate(5000, "nobody")
+            assert extent is not None
+            blocks.seal(extent.block, "nobody")
+            assert blocks.publish(extent.block)
+            return extent.block
+
+        lost = made.call(lose)
+        (leak,) = of(found(operator), "orphan blocks", "local")
+        assert (leak["count"], leak["bytes"]) == (1, 5000)
+        (store,) = client.holdings()
+        assert store.orphans == [{"block": lost, "bytes": 5000}]
+        assert operator.ask("leaks", "--check", ok=False).code == 1
+        client.kv_clear(["a"], "p")
+        made.call(lambda: blocks.kill([lost]))
+        eventually(lambda: not of(found(operator), "orphan blocks", "local"), "it is freed")
 
 
 def test_hostile_names_print_safely(
