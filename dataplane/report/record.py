@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any, Final, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from dataplane.errors import InvalidRequest
 
 FORMAT: Final = "dataplane-report"
 VERSION: Final = 1
-
-Plain = TypeVar("Plain")
+_NONE: Final = "that is no record of a plane for a report"
+_INT64: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,32 +116,64 @@ def as_json(record: PlaneRecord) -> str:
     return json.dumps(_finite(document), allow_nan=False, separators=(",", ":"))
 
 
-def from_json(text: str) -> PlaneRecord:
-    """The record that `as_json` wrote. InvalidRequest if it is none, or of another version."""
+def from_json(text: str | bytes) -> PlaneRecord:
+    """The record that `as_json` wrote. InvalidRequest if it is none, or of another version: every
+    value is looked at, since a file or an answer may come from anywhere."""
     try:
-        document = cast("dict[str, Any]", json.loads(text))
-        if document.get("format") != FORMAT:
-            raise ValueError(f"its format is {document.get('format')!r:.80}, not {FORMAT!r}")
-        if document.get("format_version") != VERSION:
+        document = json.loads(text, parse_int=_int, parse_float=_float, parse_constant=_float)
+        if not isinstance(document, dict):
+            raise ValueError("it is no object")
+        said = cast("dict[str, Any]", document)
+        if said.get("format") != FORMAT:
+            raise ValueError(f"its format is {said.get('format')!r:.80}, not {FORMAT!r}")
+        if said.get("format_version") != VERSION:
             raise ValueError(
-                f"it is of version {document.get('format_version')!r:.80}, and this reads {VERSION}"
+                f"it is of version {said.get('format_version')!r:.80}, and this reads {VERSION}"
             )
-        samples = cast("dict[str, Any]", document["samples"])
-        waits = [_read(Waited, each) for each in samples["waits"]]
-        lags = [(str(p), str(t), list(values)) for p, t, values in samples["lags"]]
-        samples = {**samples, "waits": waits, "lags": lags}
-        groups = [_read(GroupLife, each) for each in document["groups"]]
-        return _read(
-            PlaneRecord,
-            {**document, "samples": _read(PlaneSamples, samples), "groups": groups},
-        )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidRequest(f"that is no record of a plane for a report: {error}") from error
+        record = _reader().validate_python(said)
+        _check(record)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidRequest(f"{_NONE}: {where:.200}: {first['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{_NONE}: {error!s:.200}") from error
+    return record
 
 
-def _read(kind: type[Plain], values: Mapping[str, Any]) -> Plain:
-    names = {each.name for each in fields(cast("Any", kind))}
-    return kind(**{name: value for name, value in values.items() if name in names})
+@cache
+def _reader() -> TypeAdapter[PlaneRecord]:
+    return TypeAdapter(PlaneRecord)
+
+
+def _int(text: str) -> int:
+    value = int(text)
+    if not -_INT64 <= value < _INT64:
+        raise ValueError(f"{text:.40} is too large")
+    return value
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text:.40} is not finite")
+    return value
+
+
+def _check(record: PlaneRecord) -> None:
+    """ValueError where values do not go together."""
+    samples = record.samples
+    points = len(samples.times_s)
+    named = [*samples.columns.items(), *((f"lag of {task}", of) for _, task, of in samples.lags)]
+    for name, values in named:
+        if len(values) != points:
+            raise ValueError(f"{name:.80}: {len(values)} points, and there are {points} times")
+    for name, value in record.status.items():
+        if isinstance(value, dict) != (name == "groups"):
+            raise ValueError(f"status {name:.80} is no count")
+        counts = cast("dict[str, Any]", value) if isinstance(value, dict) else {name: value}
+        if not all(type(count) is int for count in counts.values()):
+            raise ValueError(f"status {name:.80} is no count")
 
 
 def _finite(value: Any) -> Any:

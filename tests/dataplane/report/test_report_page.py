@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -48,9 +49,49 @@ def test_a_record_comes_back_as_it_was_written() -> None:
     assert from_json(as_json(record)) == record
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "dataplane-report"}', "null"])
-def test_what_is_no_record_is_refused(text: str) -> None:
+def test_a_page_of_what_was_written_down_is_the_page_of_what_was_known() -> None:
+    record = plane_of(30)
+    assert page(None, from_json(as_json(record)), made_at_s=BEGIN_S) == page(
+        None, record, made_at_s=BEGIN_S
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"format": "dataplane-report"}', "null", "[" * 100_000, b"\xff\xfe{"],
+    ids=lambda text: f"{text[:20]!r}",
+)
+def test_what_is_no_record_is_refused(text: str | bytes) -> None:
     with pytest.raises(InvalidRequest, match="no record of a plane"):
+        from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("at_s", "1e999", "at_s|finite"),
+        ("at_s", "NaN", "finite"),
+        ("uptime_s", "{}", "uptime_s"),
+        ("capacity_bytes", "1" + "0" * 30, "too large"),
+        ("groups", "5", "groups"),
+        ("groups", '[{"uid": 3}]', r"groups\.0"),
+        ("lengths", '{"a": {"b": ["x"]}}', r"lengths\.a\.b\.0"),
+        ("samples", '{"times_s": [1], "columns": {"keys": [1, 2]}}', "2 points"),
+        ("samples", '{"times_s": [1], "lags": [["p", "t", []]]}', "0 points"),
+        ("status", '{"keys": {}}', "keys"),
+        ("status", '{"keys": "<b>"}', "keys"),
+        ("status", '{"groups": 3}', "groups"),
+        ("status", '{"groups": {"finished": 1.5}}', "groups"),
+        ("format_version", "2", "version 2"),
+    ],
+)
+def test_a_record_with_a_wrong_value_is_refused_by_its_name(
+    name: str, value: str, said: str
+) -> None:
+    document = {each: json.dumps(of) for each, of in json.loads(as_json(plane_of(3))).items()}
+    document[name] = value
+    text = "{" + ",".join(f'"{each}": {of}' for each, of in document.items()) + "}"
+    with pytest.raises(InvalidRequest, match=f"no record of a plane.*{said}"):
         from_json(text)
 
 
