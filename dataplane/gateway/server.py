@@ -36,6 +36,7 @@ from dataplane.gateway.calls.holding import Holding
 from dataplane.gateway.calls.inspecting import Inspecting
 from dataplane.gateway.calls.listing import Looking
 from dataplane.gateway.calls.partitions import Partitions
+from dataplane.gateway.calls.recording import Recording
 from dataplane.gateway.calls.rows import Rows
 from dataplane.gateway.calls.tagging import Tagging
 from dataplane.gateway.calls.tracing import Tracing
@@ -227,6 +228,7 @@ class GatewayServer:
             Inspecting(config),
             Holding(config),
             Tracing(config),
+            Recording(config),
         ]
         handlers: dict[str, Handler] = {}
         for group in groups:

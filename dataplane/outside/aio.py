@@ -17,7 +17,16 @@ from dataplane.client.results import Rows
 from dataplane.client.tags import Where
 from dataplane.config import Config
 from dataplane.errors import DataplaneError, InvalidRequest, PlaneLost
-from dataplane.outside import claims, groups, inspecting, partitions, rows, tracing, watching
+from dataplane.outside import (
+    claims,
+    groups,
+    inspecting,
+    partitions,
+    recording,
+    rows,
+    tracing,
+    watching,
+)
 from dataplane.outside.reach import Reach, Step, Steps, describe
 from dataplane.outside.sync import CLOSE_S, refuse_destroy
 from dataplane.tags.lineage.lineage import check_stage
@@ -75,8 +84,8 @@ class AsyncOutsideClient:
     holdings = _awaited(inspecting.holdings)
     revision_before = _awaited(inspecting.revision_before)
     trace = _awaited(tracing.trace)
-    samples = _awaited(partitions.samples)
-    record = _awaited(partitions.record)
+    samples = _awaited(recording.samples)
+    record = _awaited(recording.record)
     save_checkpoint = _awaited(partitions.save_checkpoint)
     load_checkpoint = _awaited(partitions.load_checkpoint)
 

@@ -183,20 +183,6 @@ def load_checkpoint(
     yield
 
 
-def samples(reach: Reach, *, timeout: float | None = None) -> Steps[Any]:
-    """InvalidRequest: a plane's sizes over time are told inside."""
-    del timeout
-    _inside_only(reach, "samples")
-    yield
-
-
-def record(reach: Reach, *, timeout: float | None = None) -> Steps[Any]:
-    """InvalidRequest: what a report tells of a plane is told inside."""
-    del timeout
-    _inside_only(reach, "record")
-    yield
-
-
 def _inside_only(reach: Reach, verb: str) -> NoReturn:
     raise InvalidRequest(
         f"{verb} is not for clients outside: call it where the plane {reach.plane_id} is, with a "

@@ -14,7 +14,16 @@ from dataplane.client.sync import Client
 from dataplane.client.tags import Where
 from dataplane.config import Config
 from dataplane.errors import DataplaneError, InvalidRequest, PlaneLost
-from dataplane.outside import claims, groups, inspecting, partitions, rows, tracing, watching
+from dataplane.outside import (
+    claims,
+    groups,
+    inspecting,
+    partitions,
+    recording,
+    rows,
+    tracing,
+    watching,
+)
 from dataplane.outside.reach import Reach, Step, Steps, describe, finished
 from dataplane.tags.lineage.lineage import check_stage
 from dataplane.telemetry.verbs import span_of
@@ -74,8 +83,8 @@ class OutsideClient:
     holdings = _blocking(inspecting.holdings)
     revision_before = _blocking(inspecting.revision_before)
     trace = _blocking(tracing.trace)
-    samples = _blocking(partitions.samples)
-    record = _blocking(partitions.record)
+    samples = _blocking(recording.samples)
+    record = _blocking(recording.record)
     save_checkpoint = _blocking(partitions.save_checkpoint)
     load_checkpoint = _blocking(partitions.load_checkpoint)
 

@@ -1401,6 +1401,18 @@ class ShapeReport(_message.Message):
     sizes: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class GetRecordRequest(_message.Message):
+    __slots__ = ("samples_only",)
+    SAMPLES_ONLY_FIELD_NUMBER: _ClassVar[int]
+    samples_only: bool
+    def __init__(self, samples_only: bool = ...) -> None: ...
+
+class GetRecordResponse(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
 class EnterStageRequest(_message.Message):
     __slots__ = ("client_id", "plane_id", "stage")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]

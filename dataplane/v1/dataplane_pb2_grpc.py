@@ -189,6 +189,11 @@ class DataPlaneServiceStub(object):
                 request_serializer=dataplane_dot_v1_dot_dataplane__pb2.TraceRequest.SerializeToString,
                 response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.TraceResponse.FromString,
                 _registered_method=True)
+        self.GetRecord = channel.unary_stream(
+                '/dataplane.v1.DataPlaneService/GetRecord',
+                request_serializer=dataplane_dot_v1_dot_dataplane__pb2.GetRecordRequest.SerializeToString,
+                response_deserializer=dataplane_dot_v1_dot_dataplane__pb2.GetRecordResponse.FromString,
+                _registered_method=True)
         self.EnterStage = channel.unary_unary(
                 '/dataplane.v1.DataPlaneService/EnterStage',
                 request_serializer=dataplane_dot_v1_dot_dataplane__pb2.EnterStageRequest.SerializeToString,
@@ -455,6 +460,15 @@ class DataPlaneServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRecord(self, request, context):
+        """What a report tells of the plane: sizes over time, lives of groups, lengths of rows; a JSON
+        document in as many pieces as it needs, for who may `operate` in every partition. Changes
+        nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EnterStage(self, request, context):
         """Say at which stage of training the client's requests are from now on; traces name it. Of no
         single partition.
@@ -620,6 +634,11 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     servicer.Trace,
                     request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.TraceRequest.FromString,
                     response_serializer=dataplane_dot_v1_dot_dataplane__pb2.TraceResponse.SerializeToString,
+            ),
+            'GetRecord': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetRecord,
+                    request_deserializer=dataplane_dot_v1_dot_dataplane__pb2.GetRecordRequest.FromString,
+                    response_serializer=dataplane_dot_v1_dot_dataplane__pb2.GetRecordResponse.SerializeToString,
             ),
             'EnterStage': grpc.unary_unary_rpc_method_handler(
                     servicer.EnterStage,
@@ -1464,6 +1483,33 @@ class DataPlaneService(object):
             '/dataplane.v1.DataPlaneService/Trace',
             dataplane_dot_v1_dot_dataplane__pb2.TraceRequest.SerializeToString,
             dataplane_dot_v1_dot_dataplane__pb2.TraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dataplane.v1.DataPlaneService/GetRecord',
+            dataplane_dot_v1_dot_dataplane__pb2.GetRecordRequest.SerializeToString,
+            dataplane_dot_v1_dot_dataplane__pb2.GetRecordResponse.FromString,
             options,
             channel_credentials,
             insecure,

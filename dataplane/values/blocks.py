@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import enum
 import heapq
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -121,9 +120,10 @@ class BlockTable:
     Block ids and pin handles count up from `first_block` and 1 and are never reused; a store
     that follows another one on the same plane gives a `first_block` above all of its ids.
     Owners are whatever the caller tells its clients apart by (one per control connection).
+    By `clock`, in seconds, it tells ages; without one they are 0.
     """
 
-    def __init__(self, first_block: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, first_block: int = 1, clock: Callable[[], float] = float) -> None:
         self._clock = clock
         self._next_block = first_block
         self._next_handle = 1

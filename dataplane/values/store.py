@@ -96,7 +96,7 @@ class ValueStore:
         self.nonce = nonce
         """What clients know this store by: an earlier incarnation's, once `start` has found one."""
         self._clock = clock
-        self.blocks = BlockTable()
+        self.blocks = BlockTable(clock=time.monotonic)
         self.holds = Holds(self.blocks, budget.segment_bytes // LARGEST_DRAW_SHARE)
         self.segments: dict[int, Segment] = {}
         self.repack: Callable[[], Awaitable[bool]] | None = None

@@ -238,6 +238,21 @@ def test_a_status_of_the_plane(plane: Plane, client: Any, rows: str) -> None:
 # -- lineage -------------------------------------------------------------------------------------
 
 
+def test_what_a_report_tells_of_the_plane(plane: Plane, client: Any, rows: str) -> None:
+    eventually(lambda: max(client.samples().columns["keys"], default=0) >= 3, "a look")
+    samples = client.samples()
+    assert {len(values) for values in samples.columns.values()} == {len(samples.times_s)}
+    client.kv_put("long", rows, None, {"seq_len": 7})
+    record = client.record()
+    assert (record.plane_id, record.name) == (client.plane_id, plane.name)
+    assert record.capacity_bytes > 0
+    assert record.status["keys"] >= len(client.kv_list(rows).keys)
+    assert len(record.samples.times_s) >= len(samples.times_s)
+    (life,) = [group for group in record.groups if group.partition_id == rows]
+    assert (life.uid, life.rows, life.is_open) == ("u", 2, True)
+    assert record.lengths[rows] == {"seq_len": [7]}
+
+
 def test_a_trace_of_a_group(plane: Plane, client: Any, rows: str) -> None:
     client.kv_batch_get(["u_0_0"], rows, ["ids"])
     found = client.trace(rows, uid="u")

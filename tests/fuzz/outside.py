@@ -46,6 +46,7 @@ from dataplane.protocol.values import (
     to_value,
     unpack_object,
 )
+from dataplane.report.record import PlaneRecord, as_json, from_json
 from dataplane.tags.keys import check_keys
 from dataplane.tags.query import compile_where
 from dataplane.v1 import dataplane_pb2 as pb
@@ -342,6 +343,7 @@ def _cells_plants(data: bytes, payload: bytes) -> Iterator[bytes]:
 ANSWERS: list[type[Any]] = [
     pb.InspectResponse, pb.TallyResponse, pb.GetStatsResponse, pb.ListClaimsResponse,
     pb.ListWaitersResponse, pb.ListHoldingsResponse, pb.TraceResponse, pb.GetStatusResponse,
+    pb.GetRecordResponse,
 ]  # fmt: skip
 """What an operator is told, in messages that are made into reports."""
 
@@ -381,6 +383,8 @@ def _reports(data: bytes) -> None:
             summary_to(trace_from(answer.summary, answer.rows, "u", None))
             for row in answer.rows:
                 row_to(row_from(row))
+        case pb.GetRecordResponse() as answer:
+            as_json(from_json(answer.json))
         case pb.GetStatusResponse() as answer:
             from_value(pb.Value(map_value=answer.status))
         case _:
@@ -391,6 +395,9 @@ def _reports_seeds() -> Iterator[bytes]:
     for number, cls in enumerate(ANSWERS):
         yield bytes([number]) + cls().SerializeToString()
         yield bytes([number]) + messages.filled(cls(), 3).SerializeToString()
+    document = as_json(PlaneRecord("n", "p", "1", 1.0, 2.0, 3)).encode()
+    answer = pb.GetRecordResponse(json=document)
+    yield bytes([ANSWERS.index(pb.GetRecordResponse)]) + answer.SerializeToString()
 
 
 def _reports_mutation(data: bytes, chance: random.Random) -> bytes:

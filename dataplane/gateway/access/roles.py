@@ -81,6 +81,7 @@ METHODS: Final[Mapping[str, str]] = MappingProxyType(
         "ListHoldings": "operate",
         "FindRevision": "list",
         "Trace": "explain",
+        "GetRecord": "operate",
         "EnterStage": OWN,
     }
 )

@@ -992,6 +992,16 @@ export const ShapeReport = new Message('ShapeReport', () => [
   [1, 'sizes', 'int64', 'repeated'],
 ]);
 
+export const GetRecordRequest = new Message('GetRecordRequest', () => [
+  // Sizes over time, and nothing of groups and rows.
+  [1, 'samples_only', 'bool'],
+]);
+
+export const GetRecordResponse = new Message('GetRecordResponse', () => [
+  // The next piece of the document, which says in `format` and `format_version` what it is.
+  [1, 'json', 'bytes'],
+]);
+
 export const EnterStageRequest = new Message('EnterStageRequest', () => [
   [1, 'client_id', 'string'],
   [2, 'plane_id', 'string'],
@@ -1222,6 +1232,14 @@ export const DataPlaneService = Object.freeze({
     path: '/dataplane.v1.DataPlaneService/Trace',
     request: TraceRequest,
     response: TraceResponse,
+  }),
+  // What a report tells of the plane: sizes over time, lives of groups, lengths of rows; a JSON
+  // document in as many pieces as it needs, for who may `operate` in every partition. Changes
+  // nothing.
+  GetRecord: Object.freeze({
+    path: '/dataplane.v1.DataPlaneService/GetRecord',
+    request: GetRecordRequest,
+    response: GetRecordResponse,
   }),
   // Say at which stage of training the client's requests are from now on; traces name it. Of no
   // single partition.

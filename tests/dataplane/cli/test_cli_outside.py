@@ -97,6 +97,14 @@ def test_check_perf_leaves_nothing(plane: Client, outside: Operator) -> None:
     assert not [name for name in plane.kv_list_partitions() if name.startswith(PREFIX)]
 
 
+def test_a_report_of_the_plane_is_written(outside: Operator, tmp_path: Path) -> None:
+    said = outside.ask("report", "--out", str(tmp_path / "r.html"))
+    assert said.out.strip() == str(tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "Timeline of groups" in text
+    assert "u1" in text
+
+
 def test_a_checkpoint_is_made_where_the_plane_is(outside: Operator, tmp_path: Path) -> None:
     said = outside.ask("checkpoint", "save", str(tmp_path / "no"), ok=False)
     assert said.code == 2

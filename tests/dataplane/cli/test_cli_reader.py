@@ -107,10 +107,11 @@ def test_a_status_says_who_asks_and_nothing_of_the_whole_plane(outsider: Operato
         ("release", TRAIN, "--task", "trainer", "--yes"),
         ("put", TRAIN, "k", "-t", "a=1"),
         ("check", "perf"),
+        ("report", "--out", "/dev/null/report.html"),
     ],
     ids=lambda words: words[0],
 )
-def test_what_changes_something_is_refused_before_anything_is_changed(
+def test_what_is_not_for_everybody_is_refused_and_changes_nothing(
     outsider: Operator, plane: Client, words: tuple[str, ...]
 ) -> None:
     before = plane.kv_list(TRAIN).revision

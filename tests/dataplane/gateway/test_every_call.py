@@ -163,6 +163,7 @@ TABLE: dict[str, Row] = {
     "ListWaiters": Row(EVERYBODY, lambda _: pb.ListWaitersRequest(), names_partition=False),
     "ListHoldings": Row(set(), lambda _: pb.ListHoldingsRequest(), names_partition=False),
     "FindRevision": Row(EVERYBODY, lambda _: pb.FindRevisionRequest(), names_partition=False),
+    "GetRecord": Row(set(), lambda _: pb.GetRecordRequest(), names_partition=False),
     "Trace": Row(set(ROLES), _ask(pb.TraceRequest)),
     "EnterStage": Row(
         EVERYBODY,

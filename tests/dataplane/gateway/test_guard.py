@@ -95,7 +95,7 @@ _CLAIM = {"Claim", "Commit", "Release"}
 _PUT = {
     "PutRows", "GetPutProgress", "PutTags", "PutTrajectories", "BeginGroup", "EndGroup",
 }  # fmt: skip
-_ADMIN = {"Clear", "CreatePartition", "SealPartition", "DropPartition", "ListHoldings"}
+_ADMIN = {"Clear", "CreatePartition", "SealPartition", "DropPartition", "ListHoldings", "GetRecord"}
 MAY = {
     "none": set[str](),
     "reader": _OWN | _LOOK,
