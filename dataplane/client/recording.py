@@ -16,8 +16,8 @@ from dataplane.report.record import PlaneRecord, PlaneSamples, Waited
 ENTRIES: Final = 60_000
 """Of the last requests that are gone through: groups before them are not told of."""
 ROWS_AT_ONCE: Final = 300
-"""So few that a loop with other work, as a gateway's, is back at it within some 3 ms (from 1,000 on a
-collection of what they are made of takes 80)."""
+"""So few that a loop with other work, as a gateway's, is back at it within some 3 ms. From 1,000 on
+a collection of what they are made of takes 80."""
 
 
 def samples_taken(core: Core, deadline: float) -> Verb[PlaneSamples]:
