@@ -9,10 +9,12 @@ from datetime import UTC, datetime
 from typing import Final
 
 from dataplane.cli.shown import age_text, short
+from dataplane.report.data import Data
+from dataplane.report.figures import figures
 from dataplane.report.markup import Markup, joined, tag
 from dataplane.report.record import PlaneRecord
 from dataplane.report.run_record import RunRecord
-from dataplane.report.sections import Data, figures, sections
+from dataplane.report.sections import sections
 from dataplane.report.style import STYLE
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

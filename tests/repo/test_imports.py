@@ -28,6 +28,8 @@ PURE = (
     "dataplane.protocol.values",
     "dataplane.protocol.cells",
     "dataplane.report.chart",
+    "dataplane.report.data",
+    "dataplane.report.figures",
     "dataplane.report.lives",
     "dataplane.report.markup",
     "dataplane.report.record",
