@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import typer
 from typer.core import TyperGroup
 
 from dataplane.cli.exits import Code, say
 from dataplane.cli.output import CHOSEN, Output
-from dataplane.errors import DataplaneError
+from dataplane.errors import DataplaneError, InvalidRequest
 
 GROUP: Final = "dataplane.commands"
 """Entry points whose name is a command's and whose object is the function that typer runs."""
@@ -28,6 +29,9 @@ CHECKS: Final = "dataplane.checks"
 """The same of the commands of `dataplane check`."""
 
 _ADDED: Final = "Added by other packages"
+_LINE: Final = "dataplane.line"
+UsageError: Final[type[Exception]] = typer.BadParameter.__bases__[0]
+"""What typer raises for a line that it cannot read."""
 
 
 class Group(TyperGroup):
@@ -94,11 +98,22 @@ class Commands(Group):
                 vars(error)["message"] = f"{said} Did you mean {' or '.join(meant)}?"
             raise
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The rest of the line."""
+        ctx.meta.setdefault(_LINE, tuple(args))
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the line names; an error becomes a message and an exit code."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
+        except UsageError as error:
+            # Its own words, with a hint of how it is used, for all but programs.
+            if not _asks_for_json(ctx.meta[_LINE]):
+                raise
+            refused = InvalidRequest(cast("Any", error).format_message())
+            raise typer.Exit(say(refused, as_json=True)) from None
         except DataplaneError as error:
             as_json = ctx.meta.get(CHOSEN) is Output.JSON
             raise typer.Exit(say(error, as_json=as_json)) from None
@@ -114,6 +129,12 @@ class Checks(Commands):
     """The group of what is measured and tried."""
 
     adds = CHECKS
+
+
+def _asks_for_json(line: Sequence[str]) -> bool:
+    """Whether a line, which could not be read to its end, says `-o json`."""
+    words = " ".join(line).replace("=", " ").replace("--output", "-o").split()
+    return any(pair == ("-o", Output.JSON) for pair in pairwise(words)) or "-ojson" in words
 
 
 def _first_sentence(text: str | None) -> str:

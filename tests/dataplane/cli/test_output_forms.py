@@ -14,6 +14,7 @@ import yaml
 from dataplane.cli.output import Column, Output, Stream, plain_of, print_record, print_rows
 from dataplane.cli.shown import bytes_text
 from dataplane.types import Revision
+from tests.dataplane.cli.conftest import Operator
 from tests.dataplane.cli.small_run import HOSTILE_KEY, HOSTILE_TEXT
 
 COLUMNS = (Column("key"), Column("bytes", show=bytes_text, right=True), Column("tags"))
@@ -114,3 +115,31 @@ def test_a_stream_prints_a_line_at_a_time(capsys: pytest.CaptureFixture[str]) ->
     assert len(list(yaml.safe_load_all(capsys.readouterr().out))) == 2
     Stream(COLUMNS, Output.TABLE).print(ROWS[1], f"put {HOSTILE_TEXT}")
     assert capsys.readouterr().out.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("keys", "train", "--bogus", "-o", "json"),
+        ("keys", "-o", "json"),
+        ("keyz", "train", "--output=json"),
+        ("check", "perf", "--count", "x", "-ojson"),
+        ("checkpoint", "save", "--output", "json"),
+        ("trace", "u1", "--by", "nothing", "-o", "json"),
+    ],
+    ids=" ".join,
+)
+def test_a_line_that_cannot_be_read_is_refused_in_json_too(words: tuple[str, ...]) -> None:
+    said = Operator({"DATAPLANE_RUNTIME_DIR": "/nonexistent"}).ask(*words, ok=False)
+    assert said.code == 2
+    assert said.out == ""
+    assert said.error["error"]["type"] == "InvalidRequest"
+    assert said.error["error"]["message"]
+    assert len(said.err.splitlines()) == 1
+
+
+def test_people_are_told_how_a_command_is_used() -> None:
+    said = Operator({"DATAPLANE_RUNTIME_DIR": "/nonexistent"}).ask("keys", "--bogus", ok=False)
+    assert said.code == 2
+    assert said.err.startswith("Usage: dataplane keys ")
+    assert "No such option: --bogus" in said.err
