@@ -1,4 +1,4 @@
-"""A run as the lines of its journal, and back. Pure."""
+"""A run as the lines of its journal, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of others made fit for a log: one line, of bounded length, without secrets. Pure.
+"""Text of others made fit for a log: one line, of bounded length, without secrets.
 
 Keys, uids, paths and messages come from anybody. Nothing of them may end a line, move a cursor, or
 turn round the direction in which a line is read; what would is shown as its escape.

@@ -1,4 +1,4 @@
-"""Records of a spool's files: a put, or what has become of one. Pure.
+"""Records of a spool's files: a put, or what has become of one.
 
     record = magic "DPSR" | kind u8 | number u64 | length u64 | crc32 of these u32
              | body | crc32 of the body u32                               (little endian)

@@ -1,4 +1,4 @@
-"""The page: head, key figures, sections, in one file that asks for nothing else. Pure.
+"""The page: head, key figures, sections, in one file that asks for nothing else.
 
 No script, no font and no picture from elsewhere: a policy in the page forbids it besides.
 """

@@ -1,4 +1,4 @@
-"""Tokens are taken out of text: what a log or an error may show of one is its id. Pure.
+"""Tokens are taken out of text: what a log or an error may show of one is its id.
 
 Nothing of this package logs a token or quotes one. This is for what others write, such as the
 metadata of a call in somebody's traceback.

@@ -1,4 +1,4 @@
-"""What a token file says: tokens and certificates, as JSON, and what may be changed. Pure.
+"""What a token file says: tokens and certificates, as JSON, and what may be changed.
 
     {"version": 1,
      "tokens": [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataplane.lineage.checks import RULES
+from dataplane.lineage.rules import RULES
 from tests.dataplane.lineage.story import TOKENS, UID, Story, key_of, tags_of, whole_group
 
 Broken = tuple[Story, int, list[int]]
