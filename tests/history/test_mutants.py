@@ -32,7 +32,7 @@ interleavings are enough. Rules are those of checker.py.
     groups_are_whole_while_they_run             Group.status            offer
     rows_are_offered_youngest_first             Order.key               offer
     claims_hold_nothing_in_other_queues         Queue.withhold          holding,commit,offer
-    held_rows_that_change_are_offered           Task.has                holding,commit
+    held_rows_that_change_are_offered           Task.has                holding,commit,offer
     committed_rows_that_change_are_offered      Task.has                commit
     commits_only_let_go                         Task.commit             commit
     clears_do_not_tell_claims                   Claims.cleared          commit
@@ -483,7 +483,7 @@ MUTANTS = [
     Mutant(groups_are_whole_while_they_run, "offer", GROUPS._replace(claim=8, grouped=1.0)),
     Mutant(rows_are_offered_youngest_first, "offer", CLAIMS),
     Mutant(claims_hold_nothing_in_other_queues, "holding commit offer", CLAIMS),
-    Mutant(held_rows_that_change_are_offered, "holding commit", CLAIMS),
+    Mutant(held_rows_that_change_are_offered, "holding commit offer", CLAIMS),
     Mutant(committed_rows_that_change_are_offered, "commit", CLAIMS),
     Mutant(commits_only_let_go, "commit", CLAIMS),
     Mutant(clears_do_not_tell_claims, "commit", LOSSES),

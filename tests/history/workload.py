@@ -82,7 +82,8 @@ class _Interleaving:
                 calls -= 1
                 op = caller.draw()
                 stepper.start(op, caller.call(op, deadline_of(op)))
-                self._step(stepper)
+                if stepper.busy:  # else the call was over before it asked anything
+                    self._step(stepper)
         for stepper, caller in self._clients:
             if self._mix.outlasts:
                 self._settle(stepper, caller)

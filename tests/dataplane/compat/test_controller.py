@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from transfer_queue import (
 from transfer_queue.names import HIDDEN, KEYLESS, RESERVED_TAG
 from transfer_queue.sampler import BaseSampler
 
+from dataplane import compat
 from dataplane.config import Config
 from dataplane.errors import (
     DeadlineExceeded,
@@ -269,29 +272,54 @@ def test_coroutines_on_several_loops_and_threads_do_the_same(instance: Make) -> 
     assert asyncio.run(client.async_get_partition_list()) == [p]
 
 
-def test_a_forked_worker_claims_with_the_client_that_it_inherited(instance: Make) -> None:
-    client = instance().client
-    p = name()
-    made = client.put(data(4), partition_id=p).global_indexes
-    mine = client.get_meta(["x"], 2, p, task_name="t").global_indexes
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        # Python 3.12 warns of the threads that do not come along; data loaders fork all the same.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if not child:
-        try:
-            meta = client.get_meta(["x"], 2, p, task_name="t")
-            told = [*meta.global_indexes, *client.get_data(meta)["x"].tolist()]
-            os.write(write, repr(told).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        told = pipe.read()
-    os.waitpid(child, 0)
-    assert told == repr([*made[2:], 2, 3])
-    assert mine == made[:2]
+FORK = """
+import os, sys, warnings
+from dataplane.config import Config
+from dataplane.host import embedded
+from tests.dataplane.compat.instances import Instance, data
+runtime_dir, shm_dir = sys.argv[1:]
+config = Config(
+    host="embedded", open_schemas=True, capacity_bytes=32 << 20, segment_bytes=4 << 20,
+    start_timeout_s=60.0, runtime_dir=runtime_dir, shm_dir=shm_dir,
+)
+host = embedded.start("forking", config)
+one = Instance(host, config)
+client = one.client
+made = client.put(data(4), partition_id="p").global_indexes
+mine = client.get_meta(["x"], 2, "p", task_name="t").global_indexes
+# Python 3.12 warns of the threads that do not come along; data loaders fork all the same.
+warnings.simplefilter("ignore", DeprecationWarning)
+child = os.fork()
+if not child:
+    try:
+        meta = client.get_meta(["x"], 2, "p", task_name="t")
+        told = [*meta.global_indexes, *client.get_data(meta)["x"].tolist()]
+        assert told == [*made[2:], 2, 3], told
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert mine == made[:2]
+one.server.stop()
+for link in one.links:
+    link.close()
+host.stop()
+"""
+
+
+def test_a_forked_worker_claims_with_the_client_that_it_inherited(roots: dict[str, Path]) -> None:
+    """In a process of its own: what others of this one have of gRPC may crash a child of it."""
+    ran = subprocess.run(
+        [sys.executable, "-c", FORK, str(roots["runtime_dir"]), str(roots["shm_dir"])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[3]}:{compat.folder()}"},
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_what_an_instance_keeps_is_in_no_listing(instance: Make) -> None:
