@@ -39,8 +39,9 @@ def doctor(
     """
     found = list(_findings(address, ray or os.environ.get("RAY_ADDRESS")))
     if output is Output.TABLE:
+        wide = min(max(len(each.check) for each in found), WIDEST)
         for each in found:
-            _show(each, min(max(len(each.check) for each in found), WIDEST))
+            _show(each, wide)
         count = {verdict: sum(each.verdict is verdict for each in found) for verdict in Verdict}
         typer.echo(", ".join(f"{number} {verdict}" for verdict, number in count.items()))
     else:

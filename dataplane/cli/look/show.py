@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,18 +35,18 @@ from dataplane.errors import KeyNotFound
 if TYPE_CHECKING:
     from dataplane.inspection import KeyReport
 
-FIELDS = (
+WHAT = (
     Column("name", "FIELD"),
     Column("dtype"),
     Column("shape", show=str),
     Column("nbytes", "BYTES", bytes_text, right=True),
+)
+WHERE = (
     Column("store"),
     Column("block", show=str, right=True),
     Column("segment", show=str, right=True),
     Column("offset", show=str, right=True),
 )
-WHERE_AT: Final = 4
-"""How many of the columns say what it is; the others say where it is."""
 
 
 def show(
@@ -86,7 +86,7 @@ def show(
             values = preview_of(client, partition_id, key, preview, speaker)
     told = asdict(report) | ({} if values is None else {"preview": values.told()})
     if output is Output.CSV:
-        print_rows(map(asdict, report.fields), FIELDS, output)
+        print_rows(map(asdict, report.fields), (*WHAT, *WHERE), output)
     else:
         print_record(told, output, lambda: _show(report, values))
 
@@ -103,7 +103,8 @@ def _show(report: KeyReport, values: Preview | None) -> None:
         typer.echo("")
         # Where a gateway does not tell where they lie, there is nothing to show of it.
         told = any(field.store for field in report.fields)
-        print_table([asdict(f) for f in report.fields], FIELDS if told else FIELDS[:WHERE_AT])
+        columns = (*WHAT, *WHERE) if told else WHAT
+        print_table([asdict(field) for field in report.fields], columns)
     if values is not None:
         typer.echo("")
         _show_values(values)
